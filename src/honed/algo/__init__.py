@@ -1,0 +1,1 @@
+"""Pure functions from groups to samples; numpy only."""

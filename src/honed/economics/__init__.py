@@ -1,0 +1,1 @@
+"""Prices, meters and statistics: arithmetic, no I/O."""

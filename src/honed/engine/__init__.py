@@ -1,0 +1,1 @@
+"""Fills the Engine slot, and what stands between it and a Model."""

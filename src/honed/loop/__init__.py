@@ -1,0 +1,1 @@
+"""The road: capture, curate, rollout, learn, gate, deploy. Knows only protocols."""

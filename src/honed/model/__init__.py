@@ -1,0 +1,1 @@
+"""Weights: loading, adapters, checkpoints, attention layouts."""

@@ -1,0 +1,1 @@
+"""The trainer: it sums weighted per-token losses and steps."""
