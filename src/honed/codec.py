@@ -96,16 +96,19 @@ def _ext_hook(code: int, data: memoryview) -> Any:
     if code != ARRAY:
         raise CorruptData(f"unknown msgpack extension {code}")
     size = int.from_bytes(data[:4], "big")
-    dtype, shape = msgspec.msgpack.decode(data[4 : 4 + size])
+    dtype, shape = msgspec.msgpack.decode(data[4 : 4 + size], type=tuple[str, tuple[int, ...]])
     if dtype not in DTYPES:
         raise CorruptData(f"array of unknown dtype {dtype!r}")
-    return np.frombuffer(data[4 + size :], dtype=dtype).reshape(shape).copy()
+    try:
+        return np.frombuffer(data[4 + size :], dtype=dtype).reshape(shape).copy()
+    except ValueError as error:
+        raise CorruptData(f"array of shape {shape} does not fit its bytes: {error}") from error
 
 
 def _dec_hook(type: type, value: Any) -> Any:
     if type is np.ndarray and isinstance(value, np.ndarray):
         return value
-    raise NotImplementedError(type)
+    raise TypeError(f"expected {type.__name__}")  # msgspec makes it a ValidationError that names the field
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)

@@ -31,6 +31,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             return tomllib.load(file)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no config file {path}.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from error
 

@@ -45,6 +45,8 @@ def resolve(slot: str, name: str) -> Any:
 
 def _load(slot: str, target: str) -> Any:
     module, _, attribute = target.partition(":")
+    if not module.strip(".") or not attribute:
+        raise ConfigError(f"the {slot} {target!r} names no object; write module:attribute.")
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:

@@ -221,7 +221,11 @@ async def _read(reader: asyncio.StreamReader) -> Frame:
     size = int.from_bytes(await reader.readexactly(4), "big")
     if size > MAX_FRAME_BYTES:
         raise ConnectionError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return msgspec.msgpack.decode(await reader.readexactly(size), type=Frame)
+    data = await reader.readexactly(size)
+    try:
+        return msgspec.msgpack.decode(data, type=Frame)
+    except msgspec.MsgspecError as error:
+        raise ConnectionError(f"the other side does not speak this protocol: {error}") from error
 
 
 def _error_to_wire(error: Exception) -> dict[str, Any]:
@@ -230,6 +234,7 @@ def _error_to_wire(error: Exception) -> dict[str, Any]:
         "message": str(error),
         "param": getattr(error, "param", None),
         "code": getattr(error, "code", None),
+        "kind": getattr(error, "kind", ""),
         "status": getattr(error, "status", 400),
         "retryable": getattr(error, "retryable", False),
     }
@@ -238,6 +243,8 @@ def _error_to_wire(error: Exception) -> dict[str, Any]:
 def _error_from_wire(data: dict[str, Any]) -> Exception:
     if data["type"] == "BadRequest":
         return errors.BadRequest(data["message"], param=data["param"], code=data["code"], status=data["status"])
+    if data["type"] == "VerifierError":
+        return errors.VerifierError(data["message"], kind=data["kind"])
     if data["type"] in _ERRORS:
         return _ERRORS[data["type"]](data["message"])
     name = "" if data["type"] == "EngineError" else f"{data['type']}: "
