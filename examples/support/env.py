@@ -1,0 +1,72 @@
+"""The support agent as an environment to practise in, and the tasks that are made of cases and of production traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from honed import codec
+from honed.env.chat import converse
+from honed.protocols import Outcome, Sandbox, Session
+from honed.types import Split, Task, Trace
+from support import world
+from support.verify import VERIFIER
+
+ENVIRONMENT = "support.env:SupportEnvironment"
+TARGET, GUARD = "support-changed", "support-unchanged"
+HOLDOUT_SEEDS, DEV_SEEDS, DEMONSTRATION_SEEDS = 5_000_000, 6_000_000, 7_000_000
+"""Traffic never uses seeds from here on."""
+
+
+class SupportEnvironment:
+    """Plays the back end for one case: the model calls a tool, reads the result, answers."""
+
+    async def run(self, task: Task, session: Session, sandbox: Sandbox | None) -> Outcome:
+        """One attempt; the final state is the list of calls that the back end saw."""
+        found = world.case(task.spec["seed"], task.spec["era"])
+        calls: list[dict[str, Any]] = []
+
+        async def execute(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+            calls.append({"name": name, "arguments": arguments})
+            return world.execute(found, name, arguments)
+
+        said = await converse(session, task.prompt, task.tools, execute, max_turns=3)
+        return Outcome(messages=tuple(said), state={"calls": calls})
+
+
+def task(found: world.Case, split: Split, source: str = "") -> Task:
+    """The task of a case; its suite is the changed kinds' or the others'."""
+    made = Task(
+        id="",
+        prompt=world.prompt(found),
+        tools=world.tools(found.era),
+        environment=ENVIRONMENT,
+        spec={"seed": found.seed, "era": found.era},
+        verifier=VERIFIER,
+        split=split,
+        split_key=f"case-{found.seed}",
+        kind=found.kind,
+        suite=TARGET if found.kind in world.CHANGED else GUARD,
+        source=source or f"generator:{found.seed}",
+    )
+    return msgspec.structs.replace(made, id=codec.task_id(made))
+
+
+def task_from_trace(trace: Trace) -> Task | None:
+    """The task of a production conversation: its ticket number restores the back end as it was."""
+    if not trace.tags.get("case", "").isdigit() or trace.tags.get("era") not in world.REFUND_DAYS:
+        return None
+    return task(world.case(int(trace.tags["case"]), trace.tags["era"]), "train", trace.id)  # type: ignore[arg-type]
+
+
+def suite(era: world.Era, split: Split, first_seed: int, num_each: int) -> list[Task]:
+    """`num_each` tasks of the changed kinds and as many of the others, from a range of seeds of their own."""
+    found: dict[str, list[Task]] = {TARGET: [], GUARD: []}
+    seed = first_seed
+    while min(map(len, found.values())) < num_each:
+        made = task(world.case(seed, era), split)
+        if len(found[made.suite]) < num_each:
+            found[made.suite].append(made)
+        seed += 1
+    return [*found[TARGET], *found[GUARD]]

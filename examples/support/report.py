@@ -1,0 +1,69 @@
+"""Turns the demo's figures (demo.json) into report.html and the picture of success over time. Reads nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+
+from support import plots
+
+HERE = Path(__file__).parent
+
+
+def write_report(demo: dict[str, Any], path: Path) -> None:
+    """Renders the page. `demo` is what demo.py writes as demo.json."""
+    pages = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
+    for verdict in demo["verdicts"]:
+        verdict["plot"] = plots.forest([_forest_row(suite) for suite in verdict["suites"]])
+    drawn = {"success": success_plot(demo), "spend": plots.spend(_spend_rows(demo)), "reward": _reward_plot(demo)}
+    page = pages.get_template("report.html.j2").render(demo=demo, plots=drawn, headline=headline(demo))
+    path.write_text(page, encoding="utf-8")
+
+
+def success_plot(demo: dict[str, Any]) -> str:
+    """Live success of the changed and the unchanged kinds over requests, with marks for changes and releases."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for name, changed in (("kinds whose tools change", True), ("kinds that stay", False)):
+        points = [
+            (index, request["success"])
+            for index, request in enumerate(demo["requests"])
+            if request["changed"] is changed
+        ]
+        means = plots.rolling([value for _, value in points], demo["window"])
+        curves[name] = [(float(index), mean) for (index, _), mean in zip(points, means, strict=True)]
+    marks = [(float(mark["request"]), mark["label"]) for mark in demo["marks"]]
+    return plots.over_time(curves, marks, x_label="requests", end=float(len(demo["requests"])))
+
+
+def headline(demo: dict[str, Any]) -> str:
+    """One sentence with the figures that matter."""
+    h = demo["headline"]
+    return (
+        f"Live success on the changed kinds fell from {_percent(h['before'])} to {_percent(h['decayed'])} when their tools "
+        f"changed, and came back to {_percent(h['repaired'])} after one turn of the loop"
+    )
+
+
+def _reward_plot(demo: dict[str, Any]) -> str:
+    values = [(str(row["step"]), row["reward"], row["phase"]) for row in demo["rewards"]]
+    return plots.per_step(values, y_label="mean reward") if values else ""
+
+
+def _spend_rows(demo: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
+    rows: dict[str, dict[str, float]] = {}
+    for row in demo["spend"]:
+        if row["dollars_value"] is not None:
+            rows.setdefault(row["activity"], {})[row["outcome"]] = row["dollars_value"]
+    return sorted(rows.items(), key=lambda item: -sum(item[1].values()))
+
+
+def _forest_row(suite: dict[str, Any]) -> tuple[str, float, float, float, float | None, bool]:
+    margin = 100 * suite["margin"] if suite["role"] == "guard" else None
+    label = f"{suite['suite']} ({suite['role']}, {suite['num_tasks']} tasks)"
+    return label, 100 * suite["gain"], 100 * suite["low"], 100 * suite["high"], margin, suite["passed"]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"

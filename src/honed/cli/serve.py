@@ -1,0 +1,19 @@
+"""`honed serve`: the gateway and its engine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from honed.assemble import serve_gateway
+from honed.cli import output
+
+
+def serve(
+    config: output.ConfigOption = output.DEFAULT_CONFIG,
+    port: Annotated[int | None, typer.Option(help="Instead of the config's; 0 takes a free one.")] = None,
+) -> None:
+    """Serves the line's released version over HTTP, and records what happens."""
+    asyncio.run(serve_gateway(output.settings(config), port=port))

@@ -1,0 +1,105 @@
+"""`honed versions`: a line's history, its verdicts, and the hand on the switch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from honed import types
+from honed.assemble import release_version, rollback_version
+from honed.cli import output
+from honed.errors import UserError
+from honed.store import Store
+
+app = typer.Typer(help="Versions of a model line: list, show, release, roll back.", no_args_is_help=True)
+
+
+@app.command("ls")
+def ls(
+    config: output.ConfigOption = output.DEFAULT_CONFIG, line: output.LineOption = None, json: output.JsonOption = False
+) -> None:
+    """Lists versions with parent, verdict and whether they serve."""
+    store = output.store(config)
+    found = store.versions.list(line)
+    if json:
+        output.show_json(found)
+        return
+    rows = [(v.id, v.parent, v.digest[:12], decision(store, v.id), serving(store, v), output.when(v.at)) for v in found]
+    output.show_table(("version", "parent", "digest", "verdict", "serving", "at"), rows, empty="No versions yet.")
+
+
+@app.command("show")
+def show(id: str, config: output.ConfigOption = output.DEFAULT_CONFIG, json: output.JsonOption = False) -> None:
+    """Shows one version: `support@3`, or `3` where there is one line."""
+    store = output.store(config)
+    version = find(store, id)
+    verdicts = store.verdicts.list(version=version.id)
+    if json:
+        output.show_json({"version": version, "verdicts": verdicts})
+        return
+    typer.echo(f"{version.id}  {version.kind}  parent {version.parent}  {output.when(version.at)}")
+    for name in ("base", "uri", "digest", "optimiser", "recipe", "data"):
+        typer.echo(f"  {name:10}{getattr(version, name) or 'none'}")
+    for verdict in verdicts:
+        show_verdict(verdict)
+
+
+@app.command("release")
+def release(
+    id: str,
+    force: Annotated[bool, typer.Option("--force", help="Past the gate; the reason is kept.")] = False,
+    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "",
+    config: output.ConfigOption = output.DEFAULT_CONFIG,
+) -> None:
+    """Lets a version serve; without a gate's promotion only with --force and a reason."""
+    if force and not reason:
+        raise UserError("--force releases a version that no gate promoted: say why with --reason.")
+    store = output.store(config)
+    done = release_version(output.settings(config), store, find(store, id), force=force, reason=reason)
+    typer.echo(f"{done.version} serves {done.line} ({done.kind}), before it {done.previous or 'nothing'}")
+
+
+@app.command("rollback")
+def rollback(
+    line: Annotated[str, typer.Argument(help="The model line.")],
+    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "by hand",
+    config: output.ConfigOption = output.DEFAULT_CONFIG,
+) -> None:
+    """Takes the serving version back to the one before it."""
+    done = rollback_version(output.settings(config), output.store(config), line, reason=reason)
+    typer.echo(f"{done.version} serves {done.line} again ({done.reason})")
+
+
+def find(store: Store, id: str) -> types.Version:
+    """The version called `line@number`, or a bare number where the store holds one line."""
+    if "@" in id:
+        return store.versions.find(id)
+    lines = sorted({version.line for version in store.versions.list()})
+    if not id.isdigit() or len(lines) != 1:
+        raise UserError(f"{id!r} is no version id; write line@number (lines: {', '.join(lines) or 'none'}).")
+    return store.versions.find(f"{lines[0]}@{id}")
+
+
+def decision(store: Store, version: str) -> str:
+    """The newest verdict's decision on a version, or nothing."""
+    verdicts = store.verdicts.list(version=version)
+    return max(verdicts, key=lambda verdict: verdict.at).decision if verdicts else ""
+
+
+def serving(store: Store, version: types.Version) -> str:
+    """`serves` for the version that the line's newest release names."""
+    current = store.releases.current(version.line)
+    return "serves" if current is not None and current.version == version.id else ""
+
+
+def show_verdict(verdict: types.Verdict) -> None:
+    """Prints a verdict as sentences with its suites."""
+    typer.echo(f"  verdict {verdict.decision} against {verdict.baseline}, {output.when(verdict.at)}")
+    for suite in verdict.suites:
+        typer.echo(
+            f"    {suite.role} {suite.suite}: {output.percent(suite.baseline)} -> {output.percent(suite.candidate)}, gain "
+            f"{100 * suite.gain:+.1f} points [{100 * suite.low:+.1f}, {100 * suite.high:+.1f}], {suite.num_tasks} tasks"
+        )
+    for reason in verdict.reasons:
+        typer.echo(f"    {reason}")

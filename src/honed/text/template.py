@@ -1,0 +1,63 @@
+"""Chat templates: Jinja in a sandbox, with the few helpers that the field's templates expect. Text only; no tokens."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from honed.errors import BadRequest, ConfigError
+
+
+class ChatTemplate:
+    """A model's template. `native_tools` says whether it renders a tool list by itself; SmolLM2's, for one, doesn't."""
+
+    def __init__(self, source: str, special: dict[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda pattern: datetime.datetime.now().strftime(pattern)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"the model's chat template is broken: {error}") from error
+        self._special = special
+        self.source = source
+        self.native_tools = "tools" in source
+        self.takes_tool_role = self._renders(
+            [{"role": "user", "content": "a"}, _CALL, {"role": "tool", "content": "b"}]
+        )
+
+    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), *, prompt: bool) -> str:
+        """The conversation as text; with `prompt` also the start of the reply. Raises BadRequest (param messages) for a
+        conversation that the template refuses, such as two user messages in a row for some models."""
+        try:
+            return self._template.render(
+                messages=list(messages), tools=list(tools) or None, add_generation_prompt=prompt, **self._special
+            )
+        except (jinja2.TemplateError, TypeError, AttributeError, KeyError) as error:
+            raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
+
+    def _renders(self, messages: list[dict[str, Any]]) -> bool:
+        try:
+            return "b" in self.render(messages, prompt=True)
+        except BadRequest:
+            return False
+
+
+_CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
+    # Jinja's own filter escapes HTML; a prompt is no page.
+    return json.dumps(value, ensure_ascii=False, indent=indent)

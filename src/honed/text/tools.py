@@ -1,0 +1,118 @@
+"""How tools are offered and called in text: the signatures in the system message, and calls as JSON in tags.
+
+One format, Hermes (Qwen's and most open models'; SmolLM2 learns it): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+A format for other models is one class with these four methods; `FORMATS` maps template digests and names to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from honed.clock import new_id
+from honed.types import Tool, ToolCall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class Parsed(msgspec.Struct, frozen=True):
+    """A reply taken apart: the text beside the calls, the calls, and how many calls could not be read."""
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    malformed: int = 0
+
+
+class ToolFormat(Protocol):
+    """Offers tools, writes calls and reads them. `opening` is the text that starts a call: what a stream holds back."""
+
+    opening: str
+
+    def offer(self, tools: Sequence[Tool]) -> str: ...
+    def write(self, calls: Sequence[ToolCall]) -> str: ...
+    def result(self, name: str, content: str) -> str: ...
+    def parse(self, text: str) -> Parsed: ...
+
+
+class Hermes:
+    """JSON calls in <tool_call> tags; tools as one signature a line, which is a fifth of the tokens of their schemas."""
+
+    opening = OPEN
+
+    def offer(self, tools: Sequence[Tool]) -> str:
+        """The text that goes into the system message of a model whose template knows no tools."""
+        lines = "\n".join(signature(tool) for tool in tools)
+        return f'Tools:\n{lines}\nTo call one, reply {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}'
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        """Calls as the model would write them, arguments kept as they are."""
+        return "".join(f'{OPEN}{{"name": {_quote(call.name)}, "arguments": {call.arguments}}}{CLOSE}' for call in calls)
+
+    def result(self, name: str, content: str) -> str:
+        """A tool's result as a user's message, for templates that refuse the role tool."""
+        return f"<tool_response>\n{content}\n</tool_response>"
+
+    def parse(self, text: str) -> Parsed:
+        """Takes calls out of a reply. When one can't be read, all of the text stays content: nothing is dropped."""
+        content, *pieces = text.split(OPEN)
+        calls: list[ToolCall] = []
+        malformed = 0
+        for piece in pieces:
+            body, _, after = piece.partition(CLOSE)
+            call = _read(body)
+            if call is None:
+                malformed += 1
+            else:
+                calls.append(call)
+            content += after
+        if malformed:
+            return Parsed(text, (), malformed)
+        return Parsed(content.strip() if calls else content, tuple(calls))
+
+
+FORMATS: dict[str, ToolFormat] = {"hermes": Hermes()}
+"""By name, or by the digest of the template that wants it."""
+
+
+def signature(tool: Tool) -> str:
+    """`name(arg: type, optional?: a|b) - description` of a tool."""
+    properties: dict[str, Any] = tool.parameters.get("properties", {})
+    required = set(tool.parameters.get("required", ()))
+    arguments = ", ".join(_argument(name, schema, name in required) for name, schema in properties.items())
+    return f"{tool.name}({arguments})" + (f" - {' '.join(tool.description.split())}" if tool.description else "")
+
+
+def _argument(name: str, schema: dict[str, Any], required: bool) -> str:
+    if "enum" in schema:
+        kind = "|".join(str(value) for value in schema["enum"])
+    else:
+        kind = str(schema.get("type", "any"))
+        if kind == "array":
+            kind = f"{schema.get('items', {}).get('type', 'any')}[]"
+    described = f" {schema['description']}" if schema.get("description") else ""
+    return f"{name}{'' if required else '?'}: {kind}{described}"
+
+
+class _Call(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def _read(body: str) -> ToolCall | None:
+    try:
+        call = msgspec.json.decode(body.strip().encode(), type=_Call)
+        arguments = bytes(call.arguments).decode()
+        if arguments.startswith('"'):  # some models write the arguments as a string of JSON
+            arguments = json.loads(arguments)
+        if not call.name or not isinstance(json.loads(arguments), dict):
+            return None
+    except (msgspec.MsgspecError, ValueError, UnicodeEncodeError):
+        return None
+    return ToolCall(id=new_id("call_"), name=call.name, arguments=arguments)
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
