@@ -5,7 +5,7 @@ Everything that waits is async; an Algorithm is a pure function. The loop, the g
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -130,19 +130,24 @@ class Call(Noun, frozen=True, kw_only=True):
 
 class Delta(Noun, frozen=True, kw_only=True):
     """A piece of a reply as a person sees it: `text` that is safe to show (no half stop string, no half tool call) and
-    the tokens that came with it. The last Delta carries the finished `turn`, whose reply holds the tool calls."""
+    the tokens that came with it. `trace` is the conversation's id; the last Delta carries the finished `turn`."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    trace: str = ""
     turn: Turn | None = None
 
 
 class Model(Protocol):
-    """Answers messages with a Turn. TokenModel (text + an Engine) or somebody's HTTP; a Recorder wraps either."""
+    """Answers messages with a Turn. TokenModel (text + an Engine) or somebody's HTTP; a Recorder wraps either.
 
-    def stream(self, call: Call) -> AsyncIterator[Delta]: ...
+    `stream` ends with the Delta that carries the Turn. When its reader leaves early, what was said so far goes to
+    `on_cut` as a Turn with finish "cancelled".
+    """
+
+    def stream(self, call: Call, on_cut: Callable[[Turn], None] | None = None) -> AsyncGenerator[Delta, None]: ...
     async def reply(self, call: Call) -> Turn: ...
 
 
@@ -279,9 +284,10 @@ class Channel(Protocol):
 class Learner(Protocol):
     """What a place to run gives the loop: a trainer and the rollout engine that shares its memory."""
 
-    trainer: Trainer
-    engine: Engine
-
+    @property
+    def trainer(self) -> Trainer: ...
+    @property
+    def engine(self) -> Engine: ...
     async def close(self) -> None: ...
 
 

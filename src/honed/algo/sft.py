@@ -1,0 +1,80 @@
+"""Imitation: cross entropy on what was shown (demonstrations, corrections) or on attempts that a verifier passed.
+
+Pure: traces whose ids were filled by a renderer (or sampled by an engine) in, samples out. Log-probabilities are not
+needed, so a demonstration, which nobody sampled, may be imitated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from honed.algo.branches import branches, sequence_mean, token_mean
+from honed.config import Settings
+from honed.errors import Refused
+from honed.protocols import Loss
+from honed.types import Group, Sample, Trace
+
+
+class SftSettings(Settings):
+    """Settings of imitation."""
+
+    learning_rate: float = Field(default=2e-4, gt=0)
+    """AdamW's rate for imitation steps."""
+    batch_size: int = Field(default=8, ge=1)
+    """Traces per optimiser step."""
+    passes: int = Field(default=3, ge=1)
+    """How often each trace is seen."""
+    average: Literal["token", "sequence"] = "token"
+    """Mean over the batch's trained tokens, or over traces of their token means."""
+    min_score: float | None = None
+    """Imitate only traces whose score reaches this (None: all that have no fault; demonstrations have no score)."""
+    seed: int = 0
+    """Seed of the order of the traces in each pass."""
+
+
+class Sft:
+    """The algorithm: every output token of every trace that has no fault and reaches min_score."""
+
+    loss: ClassVar[Loss] = "cross_entropy"
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, settings: SftSettings | None = None) -> None:
+        self.settings = settings or SftSettings()
+
+    def __call__(self, groups: Sequence[Group]) -> list[Sample]:
+        return self.samples([trace for group in groups for trace in group.traces])
+
+    def samples(self, traces: Sequence[Trace]) -> list[Sample]:
+        """One optimiser step's samples: weights sum to 1 over all of them. Raises Refused for traces without ids."""
+        parts = [found for trace in traces if self._wanted(trace) and (found := branches(trace))]
+        if self.settings.average == "sequence":
+            weights = [row for rows in sequence_mean(parts) for row in rows]
+        else:
+            weights = token_mean([part for found in parts for part in found])
+        flat = [part for found in parts for part in found]
+        return [part.sample(weight) for part, weight in zip(flat, weights, strict=True)]
+
+    def _wanted(self, trace: Trace) -> bool:
+        if trace.fault is not None:
+            return False
+        least = self.settings.min_score
+        return least is None or trace.score is None or trace.score.value >= least
+
+
+def from_ids(rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[Sample]:
+    """Samples of one step from sequences that are tokenised already: (ids, whether to train each), mean over tokens.
+
+    Raises Refused when a row's lengths differ, or its first token is to be trained.
+    """
+    total = max(1, sum(sum(map(bool, mask)) for _, mask in rows))
+    samples = []
+    for number, (ids, mask) in enumerate(rows):
+        if len(ids) != len(mask) or not len(ids) or mask[0]:
+            raise Refused(f"row {number}: {len(ids)} ids, {len(mask)} marks; the first token can't be trained.")
+        weights = np.asarray(mask, bool).astype(np.float32) / np.float32(total)
+        samples.append(Sample(tokens=np.asarray(ids, np.int32), weights=weights, branch=f"row {number}"))
+    return samples

@@ -1,0 +1,77 @@
+"""POST /v1/feedback: what people and programs say of a turn or a trace; one row or a list, early or late, idempotent by key."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import Any, get_args
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from honed.api.gateway import Gateway
+from honed.clock import new_id
+from honed.errors import BadRequest
+from honed.types import Captured, Feedback, FeedbackKind
+
+FIELDS = frozenset({"target", "id", "name", "value", "kind", "source", "key"})
+MAX_ROWS, MAX_VALUE_BYTES = 1000, 1 << 20
+
+
+async def post_feedback(gateway: Gateway, request: Request) -> Response:
+    """Captures feedback; answered when it is in the capture log."""
+    try:
+        body = json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}", code="invalid_json") from None
+    rows = body if isinstance(body, list) else [body]
+    if not rows or len(rows) > MAX_ROWS:
+        raise BadRequest(f"send 1 to {MAX_ROWS} rows of feedback, not {len(rows)}.")
+    read = [read_feedback(row, f"[{index}]." if isinstance(body, list) else "") for index, row in enumerate(rows)]
+    for row in read:
+        gateway.capture.append(Captured(feedback=row, line=gateway.fleet.line))
+    ids = [{"id": row.id, "target": row.target} for row in read]
+    return JSONResponse(ids if isinstance(body, list) else ids[0])
+
+
+def read_feedback(body: Any, at: str = "") -> Feedback:
+    """One row. Raises BadRequest naming the field. A row with a key has an id made of it, so that repeats are one."""
+    if not isinstance(body, dict):
+        raise BadRequest("feedback must be a JSON object, or a list of them.", param=at or None)
+    if unknown := sorted(set(body) - FIELDS):
+        raise BadRequest(f"unknown field {unknown[0]!r}; known: {', '.join(sorted(FIELDS))}.", param=at + unknown[0])
+    kind = body.get("kind", "metric")
+    if kind not in get_args(FeedbackKind):
+        raise BadRequest(f"'kind' must be one of {', '.join(get_args(FeedbackKind))}.", param=at + "kind")
+    value = body.get("value")
+    _check_value(kind, value, at + "value")
+    return Feedback(
+        id=new_id("feedback_"),
+        target=_name(body.get("target") or body.get("id"), at + "target"),
+        name=_name(body.get("name"), at + "name"),
+        value=value,
+        kind=kind,
+        source=_name(body.get("source", "user"), at + "source"),
+        key=None if body.get("key") is None else _name(body["key"], at + "key"),
+        at=time.time(),
+    )
+
+
+def _check_value(kind: str, value: Any, at: str) -> None:
+    if kind == "metric":
+        if not isinstance(value, bool | int | float) or not math.isfinite(value) or abs(value) > 1e15:
+            raise BadRequest("a metric's 'value' must be a finite number or a boolean.", param=at)
+    elif kind == "comment":
+        if not isinstance(value, str):
+            raise BadRequest("a comment's 'value' must be a string.", param=at)
+    elif not isinstance(value, list) or not value or not all(isinstance(m, dict) and "role" in m for m in value):
+        raise BadRequest(f"a {kind}'s 'value' must be a list of messages.", param=at)
+    if len(json.dumps(value)) > MAX_VALUE_BYTES:
+        raise BadRequest(f"'value' is over {MAX_VALUE_BYTES} bytes.", param=at)
+
+
+def _name(value: Any, at: str) -> str:
+    if not isinstance(value, str) or not value or len(value) > 512:
+        raise BadRequest(f"'{at}' must be a string of 1 to 512 characters.", param=at)
+    return value

@@ -1,0 +1,236 @@
+"""Reads OpenAI's chat request into a Call; whatever is wrong with it is a BadRequest that names the parameter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jsonschema
+
+from honed.errors import BadRequest
+from honed.protocols import Call
+from honed.types import Message, Sampling, Tool, ToolCall
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+KNOWN = frozenset(
+    [
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "seed",
+        "logprobs",
+        "top_logprobs",
+        "n",
+        "metadata",
+        "user",
+        "store",
+        "parallel_tool_calls",
+        "response_format",
+        "frequency_penalty",
+        "presence_penalty",
+        "top_k",
+        "service_tier",
+        "reasoning_effort",
+    ]
+)
+MAX_STOPS, MAX_TOP_LOGPROBS, MAX_TAG = 16, 20, 512
+
+
+def read_call(body: dict[str, Any], id: str, *, default_max_tokens: int) -> Call:
+    """The Call of a request body. `line` is the model's name; `line@3` pins a version."""
+    if unknown := sorted(set(body) - KNOWN):
+        raise BadRequest(f"unknown parameter {unknown[0]!r}.", param=unknown[0], code="unknown_parameter")
+    _refuse_unsupported(body)
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadRequest("'model' must be a non-empty string.", param="model")
+    line, pinned, _ = model.partition("@")
+    choice = body.get("tool_choice") or "auto"
+    if choice not in ("auto", "none"):
+        raise BadRequest('\'tool_choice\' may be "auto" or "none".', param="tool_choice", code="unsupported_value")
+    return Call(
+        id=id,
+        messages=read_messages(body.get("messages")),
+        tools=read_tools(body.get("tools")),
+        tool_choice=choice,
+        sampling=_sampling(body, default_max_tokens),
+        line=line,
+        version=model if pinned else None,
+        tags=_tags(body.get("metadata")),
+    )
+
+
+def read_messages(value: Any) -> tuple[Message, ...]:
+    """The conversation: at least one message, roles and contents as OpenAI has them, text only."""
+    if not isinstance(value, list) or not value:
+        raise BadRequest("'messages' must be a non-empty list.", param="messages")
+    messages = tuple(_message(item, f"messages[{index}]") for index, item in enumerate(value))
+    if messages[-1].role == "assistant":
+        raise BadRequest("the last message is the assistant's: there is nothing to answer.", param="messages")
+    return messages
+
+
+def read_tools(value: Any) -> tuple[Tool, ...]:
+    """The tools, each with a schema that is one."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise BadRequest("'tools' must be a list.", param="tools")
+    return tuple(_tool(item, f"tools[{index}]") for index, item in enumerate(value))
+
+
+def _message(item: Any, at: str) -> Message:
+    if not isinstance(item, dict):
+        raise BadRequest(f"{at} must be an object.", param=at)
+    role = ROLES.get(item.get("role", "")) if isinstance(item.get("role"), str) else None
+    if role is None:
+        raise BadRequest(f"{at}.role must be one of {', '.join(ROLES)}.", param=f"{at}.role")
+    calls = tuple(
+        _call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(_list(item.get("tool_calls"), f"{at}.tool_calls"))
+    )
+    content = _content(item.get("content"), f"{at}.content")
+    if content is None and not calls:
+        raise BadRequest(f"{at} has neither content nor tool calls.", param=f"{at}.content")
+    if calls and role != "assistant":
+        raise BadRequest(f"{at}: only the assistant calls tools.", param=f"{at}.tool_calls")
+    return Message(
+        role=role,  # type: ignore[arg-type]
+        content=content,
+        tool_calls=calls,
+        tool_call_id=_text(item.get("tool_call_id"), f"{at}.tool_call_id"),
+        name=_text(item.get("name"), f"{at}.name"),
+    )
+
+
+def _content(value: Any, at: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise BadRequest(f"{at} must be a string or a list of parts.", param=at)
+    parts = []
+    for index, part in enumerate(value):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise BadRequest(f"{at}[{index}]: this model reads text parts only.", param=f"{at}[{index}]")
+        parts.append(part["text"])
+    return "".join(parts)
+
+
+def _call(value: Any, at: str) -> ToolCall:
+    inner = value.get("function") if isinstance(value, dict) else None
+    if (
+        not isinstance(inner, dict)
+        or not isinstance(inner.get("name"), str)
+        or not isinstance(inner.get("arguments"), str)
+    ):
+        raise BadRequest(f"{at} needs function.name and function.arguments, both strings.", param=at)
+    return ToolCall(id=_text(value.get("id"), f"{at}.id") or "", name=inner["name"], arguments=inner["arguments"])
+
+
+def _tool(value: Any, at: str) -> Tool:
+    inner = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str) or not inner["name"]:
+        raise BadRequest(f'{at} must be {{"type": "function", "function": {{"name": ...}}}}.', param=at)
+    schema = inner.get("parameters") or {"type": "object", "properties": {}}
+    where = f"{at}.function.parameters"
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise BadRequest(f"{where} is no JSON schema: {error.message}", param=where, code="invalid_schema") from None
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise BadRequest(f"{where} must be a schema of type object.", param=where, code="invalid_schema")
+    return Tool(name=inner["name"], description=_text(inner.get("description"), at) or "", parameters=schema)
+
+
+def _sampling(body: dict[str, Any], default_max_tokens: int) -> Sampling:
+    logprobs = body.get("logprobs") or False
+    top = _whole(body, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
+    if top and not logprobs:
+        raise BadRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    seed = body.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 2**63):
+        raise BadRequest("'seed' must be an integer of at most 63 bits.", param="seed")
+    return Sampling(
+        temperature=_number(body, "temperature", 1.0, 0.0, 2.0),
+        top_p=_number(body, "top_p", 1.0, 1e-6, 1.0),
+        top_k=_whole(body, "top_k", 0, 0, 1 << 20),
+        max_tokens=_whole(body, limit, default_max_tokens, 1, 1 << 20),
+        stop=_stops(body.get("stop")),
+        seed=seed,
+        top_logprobs=top,
+    )
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
+        raise BadRequest(f"'stop' must be a string or at most {MAX_STOPS} non-empty strings.", param="stop")
+    return tuple(stops)
+
+
+def _tags(value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
+        raise BadRequest("'metadata' must map strings to strings.", param="metadata")
+    if any(len(k) > MAX_TAG or len(v) > MAX_TAG for k, v in value.items()):
+        raise BadRequest(f"'metadata' holds a key or value of over {MAX_TAG} characters.", param="metadata")
+    return dict(value)
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    """What would change the answer and is not done yet is refused rather than ignored."""
+    if body.get("n") not in (None, 1):
+        raise BadRequest("'n' must be 1.", param="n", code="unsupported_value")
+    if (body.get("response_format") or {"type": "text"}) != {"type": "text"}:
+        raise BadRequest("'response_format' may only be text.", param="response_format", code="unsupported_value")
+    for name in ("frequency_penalty", "presence_penalty"):
+        if body.get(name) not in (None, 0, 0.0):
+            raise BadRequest(f"'{name}' must be 0.", param=name, code="unsupported_value")
+
+
+def _number(body: dict[str, Any], name: str, default: float, low: float, high: float) -> float:
+    value = body.get(name)
+    if value is None:
+        return default
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or not low <= value <= high
+    ):
+        raise BadRequest(
+            f"'{name}' = {value!r} must be a number from {low:g} to {high:g}.", param=name, code="invalid_value"
+        )
+    return float(value)
+
+
+def _whole(body: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value = body.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadRequest(
+            f"'{name}' = {value!r} must be a whole number from {low} to {high}.", param=name, code="invalid_value"
+        )
+    return value
+
+
+def _list(value: Any, at: str) -> list[Any]:
+    if value is not None and not isinstance(value, list):
+        raise BadRequest(f"{at} must be a list.", param=at)
+    return value or []
+
+
+def _text(value: Any, at: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise BadRequest(f"{at} must be a string.", param=at)
+    return value

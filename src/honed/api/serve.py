@@ -1,0 +1,53 @@
+"""Runs a gateway: HTTP, the fleet that follows releases, the drainer and the watch, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvicorn
+
+from honed.api.app import build
+from honed.api.gateway import Gateway
+from honed.errors import HonedError
+from honed.log import log
+
+
+async def serve(
+    gateway: Gateway,
+    background: list[Callable[[], Coroutine[Any, Any, None]]],
+    *,
+    ready: Callable[[int], None] | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT; running requests end, and the capture log is drained, before it returns.
+
+    `background` are the coroutines that run beside it (fleet, drainer, watch). `ready` is told the port.
+    """
+    settings = gateway.settings
+    config = uvicorn.Config(
+        build(gateway), host=settings.host, port=settings.port, log_level="warning", access_log=False,
+        timeout_graceful_shutdown=int(settings.drain_seconds), lifespan="off", server_header=False,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    tasks = [asyncio.create_task(run()) for run in background]
+    announce = asyncio.create_task(_announce(server, ready))
+    try:
+        await server.serve()
+    finally:
+        for task in (*tasks, announce):
+            task.cancel()
+        await asyncio.gather(*tasks, announce, return_exceptions=True)
+        gateway.capture.close()
+        with contextlib.suppress(HonedError, OSError):
+            await asyncio.to_thread(gateway.drainer.drain_once)
+
+
+async def _announce(server: uvicorn.Server, ready: Callable[[int], None] | None) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    log("serve.ready", port=port)
+    if ready is not None:
+        ready(port)

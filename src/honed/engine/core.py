@@ -1,0 +1,164 @@
+"""The local engine's inside: schedule, run, sample, tell. Called from one thread only, never from the event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from honed.engine import sampler
+from honed.engine.runner import Runner
+from honed.engine.scheduler import Piece, Scheduler, Sequence
+from honed.errors import EngineError, HonedError
+from honed.log import log
+from honed.model.linear import Adapter
+from honed.protocols import Chunk
+from honed.types import Finish, Usage
+
+
+class Core:
+    """Runs steps until nothing is left to do. Counters may be read from any thread."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, num_threads: int) -> None:
+        self.scheduler, self._runner, self._num_threads = scheduler, runner, num_threads
+        self.adapters: dict[str, Adapter] = {}
+        self._draining: list[tuple[Adapter, Callable[[], None]]] = []
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
+        self.busy_seconds = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a step to run."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def step(self) -> None:
+        """One forward pass for all that run. An exception fails the requests of this step and nothing else."""
+        started = time.thread_time()
+        pieces: list[Piece] = []
+        try:
+            pieces = self.scheduler.plan()
+            sampling, logits = self._runner.run(pieces)
+            self.scheduler.advance(pieces)
+            self._charge(pieces, started)
+            self._sample(sampling, logits)
+            self._end_scoring(pieces)
+        except Exception as error:  # the boundary of a step: the engine lives on
+            log("engine.step_failed", error=f"{type(error).__name__}: {error}", requests=len(pieces))
+            failed = [piece.sequence for piece in pieces] or [*self.scheduler.running, *self.scheduler.waiting]
+            for sequence in failed:
+                self._fail(sequence, EngineError(f"the engine failed in a step: {error}", retryable=True))
+        self._drain()
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes a request in."""
+        self.scheduler.add(sequence)
+
+    def cancel(self, id: str) -> None:
+        """Frees a request's row at once and ends it with finish "cancelled"; an unknown id does nothing."""
+        sequence = self.scheduler.find(id)
+        if sequence is not None:
+            self.drop(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Ends one request with finish "cancelled"; one that has ended already is left alone."""
+        if sequence in self.scheduler.running or sequence in self.scheduler.waiting:
+            self._finish(sequence, "cancelled", Chunk(id=sequence.id, version=sequence.version))
+            self._drain()
+
+    def load(self, adapter: Adapter) -> None:
+        """New requests for the adapter's name get it."""
+        self.adapters[adapter.name] = adapter
+
+    def unload(self, name: str, done: Callable[[], None]) -> None:
+        """New requests don't find it; `done` is called once those that use it have ended."""
+        adapter = self.adapters.pop(name, None)
+        if adapter is None:
+            done()
+            return
+        self._draining.append((adapter, done))
+        self._drain()
+
+    def close(self) -> None:
+        """Fails all that has not ended."""
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            self._fail(sequence, EngineError("the engine was closed", retryable=True))
+        self._drain()
+
+    def _charge(self, pieces: list[Piece], started: float) -> None:
+        """Splits the step's CPU seconds by tokens computed."""
+        seconds = (time.thread_time() - started) * self._num_threads
+        self.busy_seconds += seconds
+        total = sum(piece.count for piece in pieces)
+        for piece in pieces:
+            piece.sequence.seconds += seconds * piece.count / total
+
+    def _sample(self, pieces: list[Piece], logits: torch.Tensor) -> None:
+        if not pieces:
+            return
+        started = time.thread_time()
+        sequences = [piece.sequence for piece in pieces]
+        draws = sampler.draw(
+            logits, [s.sampling for s in sequences], [s.seed for s in sequences], [len(s.tokens) for s in sequences]
+        )
+        self._charge(pieces, started)
+        for sequence, draw in zip(sequences, draws, strict=True):
+            self._take(sequence, draw)
+
+    def _take(self, sequence: Sequence, draw: sampler.Draw) -> None:
+        if not draw.finite:
+            self._fail(sequence, EngineError(f"the logits of {sequence.version or 'the base model'} are not finite."))
+            return
+        sequence.tokens.append(draw.id)
+        self.output_tokens += 1
+        chunk = Chunk(
+            id=sequence.id,
+            ids=(draw.id,),
+            logprobs=(draw.logprob,),
+            raw_logprobs=(draw.raw_logprob,),
+            top=(draw.top,) if sequence.sampling.top_logprobs else (),
+            version=sequence.version,
+        )
+        if draw.id in sequence.sampling.stop_ids:
+            self._finish(sequence, "stop", chunk)
+        elif sequence.num_output >= sequence.sampling.max_tokens:
+            self._finish(sequence, "length", chunk)
+        else:
+            sequence.sink(chunk)
+
+    def _finish(self, sequence: Sequence, finish: Finish, chunk: Chunk) -> None:
+        self.scheduler.remove(sequence)
+        self.prompt_tokens += sequence.num_prompt
+        self.cached_tokens += sequence.cached
+        usage = Usage(
+            prompt=sequence.num_prompt,
+            cached=sequence.cached,
+            output=sequence.num_output,
+            seconds=sequence.seconds,
+        )
+        sequence.sink(msgspec.structs.replace(chunk, finish=finish, usage=usage))
+
+    def _end_scoring(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            sequence = piece.sequence
+            if sequence.scores is not None and sequence.computed == sequence.num_prompt:
+                self.scheduler.remove(sequence, keep=False)
+                self.prompt_tokens += sequence.num_prompt
+                sequence.sink(sequence.scores)
+
+    def _fail(self, sequence: Sequence, error: HonedError) -> None:
+        if sequence.bank is not None:
+            sequence.bank.clear(sequence.row)  # it may hold values that are not finite
+        self.scheduler.remove(sequence, keep=False)
+        sequence.sink(error)
+
+    def _drain(self) -> None:
+        if not self._draining:
+            return
+        alive = {id(s.adapter) for s in (*self.scheduler.running, *self.scheduler.waiting)}
+        for adapter, done in list(self._draining):
+            if id(adapter) not in alive:
+                self._draining.remove((adapter, done))
+                self.scheduler.blocks.forget(adapter.key)
+                done()

@@ -1,0 +1,292 @@
+"""The local engine: continuous batching of a dense causal decoder on this machine, as an asyncio Engine.
+
+One worker thread owns the model, the cache and the scheduler; the event loop posts commands to it and gets chunks back.
+Left out: speculation, quantised weights, packed experts, merged adapters; GPUs are better served by vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import queue
+import secrets
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Sequence as Ids
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlparse
+
+import torch
+
+from honed.engine import adapters, sampler
+from honed.engine.cache import Blocks, Rows, Shape
+from honed.engine.core import Core
+from honed.engine.runner import Runner
+from honed.engine.scheduler import Scheduler, Sequence
+from honed.engine.settings import EngineSettings
+from honed.errors import BadRequest, ConfigError, EngineError, NotFound, Refused
+from honed.model import attention, checkpoint
+from honed.model.linear import Adapter, serving_copy
+from honed.protocols import Chunk, EngineStatus, Request
+from honed.types import Sampling, Version
+
+MEMORY = "memory:"
+
+
+class AdapterChannel(Protocol):
+    """What the engine asks of a channel in memory (sync/memory.py); `config` is as PEFT's adapter_config.json."""
+
+    config: Mapping[str, Any]
+
+    def __contains__(self, version: object) -> bool: ...
+    async def fetch(self, version: str) -> dict[str, Any]: ...
+
+
+class LocalEngine:
+    """Implements protocols.Engine over `loaded` (model, config, digest), whose model is left as it was.
+
+    A version that is not loaded but held by `channel` is taken from there by its name. Make it and use it in one event
+    loop; `close` ends its thread.
+    """
+
+    def __init__(
+        self, loaded: Any, settings: EngineSettings | None = None, channel: AdapterChannel | None = None
+    ) -> None:
+        settings = settings or EngineSettings()
+        attention.refuse_unsupported(loaded.config)
+        parameter = next(loaded.model.parameters())
+        device = str(parameter.device)
+        self._base, self._channel, self._vocabulary = loaded.digest, channel, loaded.config.vocab_size
+        self.context = min(settings.context, loaded.config.max_position_embeddings, settings.capacity)
+        self._serving = serving_copy(loaded.model)
+        shape = Shape.of(loaded.config, parameter.dtype, device)
+        num_threads = settings.threads or os.cpu_count() or 1
+        scheduler = Scheduler(
+            rows=Rows(shape, settings.slots, self.context),
+            blocks=Blocks(shape, settings.capacity),
+            slots=settings.slots,
+            capacity=settings.capacity,
+            prefill_chunk=settings.prefill_chunk,
+            prefix=settings.prefix,
+        )
+        self._core = Core(scheduler, Runner(self._serving, loaded.config, parameter.dtype, device), num_threads)
+        self._order = count()
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._loading = asyncio.Lock()
+        self._closed = False
+        self._thread = threading.Thread(
+            target=_work, args=(self._core, self._commands, num_threads), name="honed-engine", daemon=True
+        )
+        self._thread.start()
+
+    async def submit(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """Streams what is sampled. Leaving the loop early cancels the request."""
+        sampler.check(request.sampling)
+        self._check_ids(request.ids, request.sampling.max_tokens)
+        await self._ensure(request.version)
+        items, sink = self._pipe()
+        sequence = Sequence(
+            id=request.id,
+            tokens=list(request.ids),
+            version=request.version,
+            sampling=request.sampling,
+            sink=sink,
+            order=(request.priority, next(self._order)),
+            seed=secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed,
+        )
+        self._post(functools.partial(self._start, sequence))
+        ended = False
+        try:
+            while not ended:
+                item = await items.get()
+                if isinstance(item, Exception):
+                    ended = True
+                    raise item
+                ended = item.finish is not None
+                yield item
+        finally:
+            if not ended and not self._closed:
+                self._post(functools.partial(self._core.drop, sequence))
+
+    async def cancel(self, id: str) -> None:
+        """Ends a request with finish "cancelled"; what it held is free at once. An unknown id does nothing."""
+        self._post(functools.partial(self._core.cancel, id))
+
+    async def logprobs(self, ids: Ids[int], version: str) -> list[float]:
+        """Log-probability of each id after the first, at temperature 1."""
+        self._check_ids(ids, 0)
+        await self._ensure(version)
+        items, sink = self._pipe()
+        sequence = Sequence(
+            id=f"score-{next(self._order)}",
+            tokens=list(ids),
+            version=version,
+            sampling=Sampling(),
+            sink=sink,
+            order=(0, next(self._order)),
+            scores=[],
+        )
+        self._post(functools.partial(self._start, sequence))
+        item = await items.get()
+        if isinstance(item, Exception):
+            raise item
+        return list(item)
+
+    async def load(self, version: Version) -> None:
+        """Verifies a version's files and makes it available. A digest that is loaded already is left alone.
+
+        Raises CorruptData, Refused for an adapter of another base or a name that holds other weights. A uri
+        "memory:NAME" takes the tensors that the channel holds as NAME, and loads them under that name.
+        """
+        if _is_base(version.id):
+            return
+        if not version.uri:
+            raise NotFound(f"{version.id} has no files: its uri is empty.")
+        if version.kind != "adapter":
+            raise Refused(
+                f"{version.id} is a full model; start an engine on {version.uri!r} instead of loading it here."
+            )
+        if version.base and version.base != self._base:
+            raise Refused(f"{version.id} adapts the base {version.base[:12]}, but this engine runs {self._base[:12]}.")
+        if version.uri.startswith(MEMORY):
+            await self._take(version.uri.removeprefix(MEMORY) or version.id)
+            return
+        async with self._loading:
+            loaded = self._core.adapters.get(version.id)
+            if loaded is not None and loaded.digest == version.digest:
+                return
+            if loaded is not None:
+                raise Refused(f"{version.id} is loaded with other weights; unload it first.")
+            directory = _local_path(version.uri)
+            tensors, config = await asyncio.to_thread(checkpoint.read_adapter, directory, version.digest)
+            await self._install(version.id, version.digest, tensors, config)
+
+    async def unload(self, version: str) -> None:
+        """Forgets a version: new requests get NotFound at once; returns when its running requests have ended."""
+        items, sink = self._pipe()
+        self._post(functools.partial(self._core.unload, version, functools.partial(sink, None)))
+        await items.get()
+
+    async def status(self) -> EngineStatus:
+        """Counters, and what is loaded."""
+        core, scheduler = self._core, self._core.scheduler
+        return EngineStatus(
+            base=self._base,
+            versions=tuple(sorted(core.adapters)),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            context=self.context,
+            capacity=scheduler.capacity,
+            used=scheduler.used,
+            prompt_tokens=core.prompt_tokens,
+            cached_tokens=core.cached_tokens,
+            output_tokens=core.output_tokens,
+            busy_seconds=core.busy_seconds,
+            pid=os.getpid(),
+        )
+
+    async def close(self) -> None:
+        """Fails what still runs and ends the thread."""
+        if not self._closed:
+            self._closed = True
+            self._commands.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+    def _start(self, sequence: Sequence) -> None:
+        if not _is_base(sequence.version):
+            sequence.adapter = self._core.adapters.get(sequence.version)
+            if sequence.adapter is None:
+                sequence.sink(_not_loaded(sequence.version, self._core))
+                return
+        self._core.add(sequence)
+
+    async def _ensure(self, version: str) -> None:
+        """Raises NotFound unless the version is loaded or the channel holds it."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if _is_base(version) or version in self._core.adapters:
+            return
+        if self._channel is None or version not in self._channel:
+            raise _not_loaded(version, self._core)
+        await self._take(version)
+
+    async def _take(self, name: str) -> None:
+        if self._channel is None:
+            raise NotFound(f"{name!r} cannot be loaded from memory: this engine has no channel.")
+        async with self._loading:
+            if name in self._core.adapters:
+                return
+            await self._install(name, MEMORY + name, await self._channel.fetch(name), self._channel.config)
+
+    async def _install(self, name: str, digest: str, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        adapter: Adapter = await asyncio.to_thread(adapters.build, self._serving, name, digest, tensors, config)
+        items, sink = self._pipe()
+
+        def install() -> None:
+            self._core.load(adapter)
+            sink(None)
+
+        self._post(install)
+        await items.get()
+
+    def _check_ids(self, ids: Ids[int], max_tokens: int) -> None:
+        if not ids:
+            raise BadRequest("the prompt has no tokens.", param="messages")
+        if len(ids) + max_tokens > self.context:
+            raise BadRequest(
+                f"{len(ids)} prompt tokens and max_tokens = {max_tokens} exceed the context of {self.context} tokens; "
+                "shorten the messages or lower max_tokens.",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        if min(ids) < 0 or max(ids) >= self._vocabulary:
+            raise BadRequest(f"a prompt token is not in [0, {self._vocabulary}).", param="messages")
+
+    def _pipe(self) -> tuple[asyncio.Queue[Any], Callable[[Any], None]]:
+        """A queue of this event loop and the function that fills it from the worker thread."""
+        loop, items = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+        def sink(item: Any) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(items.put_nowait, item)
+
+        return items, sink
+
+    def _post(self, command: Callable[[], None]) -> None:
+        if not self._closed:
+            self._commands.put(command)
+
+
+def _work(core: Core, commands: queue.SimpleQueue[Callable[[], None] | None], num_threads: int) -> None:
+    """The worker thread: commands first, then a step; sleeps when there is neither. None ends it."""
+    torch.set_num_threads(num_threads)
+    while True:
+        try:
+            command = commands.get(block=not core.busy)
+        except queue.Empty:
+            core.step()
+            continue
+        if command is None:
+            core.close()
+            return
+        command()
+
+
+def _is_base(version: str) -> bool:
+    return not version or version.endswith("@0")
+
+
+def _not_loaded(version: str, core: Core) -> NotFound:
+    return NotFound(f"the version {version!r} is not loaded (loaded: {', '.join(sorted(core.adapters)) or 'none'}).")
+
+
+def _local_path(uri: str) -> Path:
+    if "://" not in uri:
+        return Path(uri)
+    parsed = urlparse(uri)
+    if parsed.scheme not in ("file", "local"):
+        raise ConfigError(f"the local engine reads weights from folders, not from {uri!r}; copy them here first.")
+    return Path(unquote(parsed.path))

@@ -1,0 +1,157 @@
+"""Runs one step of a serving model: the pieces laid out flat, one forward pass, the head on the rows that matter."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from honed.engine.cache import BLOCK
+from honed.engine.scheduler import Piece
+from honed.model import attention
+from honed.model.attention import Bank, Decode, Flat, Prefill, Write
+from honed.model.linear import Lane, Serving
+
+
+class Runner:
+    """Turns pieces into logits. Sets the model's attention implementation once, on its own copy of the config."""
+
+    def __init__(self, serving: Serving, config: Any, dtype: torch.dtype, device: str) -> None:
+        self._serving, self._dtype, self._device = serving, dtype, device
+        heads = config.num_attention_heads
+        self._groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
+        config_of_copy: Any = serving.model.config
+        config_of_copy._attn_implementation = attention.NAME
+
+    @torch.inference_mode()
+    def run(self, pieces: list[Piece]) -> tuple[list[Piece], Tensor]:
+        """Computes the pieces (stretches of one adapter side by side).
+
+        Returns the pieces that sample and their logits [n, vocabulary], in order. Scoring pieces get theirs here.
+        """
+        ids: list[int] = []
+        positions: list[int] = []
+        starts: list[int] = []
+        for piece in pieces:
+            starts.append(len(ids))
+            ids += piece.sequence.tokens[piece.start : piece.end]
+            positions += range(piece.start, piece.end)
+        flat = self._flat(pieces, starts)
+        self._serving.lanes.lanes = _lanes(pieces, starts)
+        wanted = [i for piece, start in zip(pieces, starts, strict=True) for i in _wanted(piece, start)]
+        logits = self._serving.model(
+            input_ids=self._ints(ids)[None],
+            position_ids=self._ints(positions)[None],
+            use_cache=False,
+            logits_to_keep=self._ints(wanted),
+            honed=flat,
+        ).logits[0]
+        return self._distribute(pieces, logits)
+
+    def _distribute(self, pieces: list[Piece], logits: Tensor) -> tuple[list[Piece], Tensor]:
+        sampling, rows, at = [], [], 0
+        for piece in pieces:
+            if piece.samples:
+                sampling.append(piece)
+                rows.append(at)
+                at += 1
+            elif piece.sequence.scores is not None:
+                targets = piece.sequence.tokens[piece.start + 1 : piece.end + 1]
+                found = torch.log_softmax(logits[at : at + len(targets)].float(), -1)
+                piece.sequence.scores += found.gather(1, self._ints(targets)[:, None])[:, 0].tolist()
+                at += len(targets)
+        return sampling, logits if len(rows) == len(logits) else logits[self._ints(rows)]
+
+    def _flat(self, pieces: list[Piece], starts: list[int]) -> Flat:
+        flat = Flat()
+        by_bank: dict[Bank, list[tuple[Piece, int]]] = defaultdict(list)
+        for piece, start in zip(pieces, starts, strict=True):
+            assert piece.sequence.bank is not None, "a piece without a row"
+            by_bank[piece.sequence.bank].append((piece, start))
+        for bank, members in by_bank.items():
+            flat.writes.append(self._write(bank, members))
+            decoding = [member for member in members if member[0].count == 1]
+            if decoding:
+                flat.decodes.append(self._decode(bank, decoding))
+            for piece, start in members:
+                if piece.count > 1:
+                    mask = attention.prefill_mask(piece.count, piece.end, self._groups, self._dtype, self._device)
+                    flat.prefills.append(Prefill(bank, piece.sequence.row, start, start + piece.count, piece.end, mask))
+        return flat
+
+    def _write(self, bank: Bank, members: list[tuple[Piece, int]]) -> Write:
+        index = [start + i for piece, start in members for i in range(piece.count)]
+        rows = [piece.sequence.row for piece, _ in members for _ in range(piece.count)]
+        positions = [i for piece, _ in members for i in range(piece.start, piece.end)]
+        return Write(bank, self._ints(index), self._ints(rows), self._ints(positions))
+
+    def _decode(self, bank: Bank, members: list[tuple[Piece, int]]) -> Decode:
+        rows = [piece.sequence.row for piece, _ in members]
+        num_rows = max(rows) + 1
+        shared = _shared_prefix([piece for piece, _ in members])
+        gather, lengths = [0] * num_rows, [shared + 1] * num_rows
+        for piece, start in members:
+            gather[piece.sequence.row], lengths[piece.sequence.row] = start, piece.end
+        length = max(lengths)
+        return Decode(
+            bank=bank,
+            gather=self._ints(gather),
+            rows=self._ints(rows),
+            index=self._ints([start for _, start in members]),
+            mask=attention.decode_mask(self._ints(lengths), shared, length, self._dtype),
+            length=length,
+            shared=shared,
+            shared_row=rows[0],
+        )
+
+    def _ints(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._device)
+
+
+def _wanted(piece: Piece, start: int) -> range:
+    """Flat rows whose logits are needed."""
+    if piece.samples:
+        return range(start + piece.count - 1, start + piece.count)
+    if piece.sequence.scores is None:
+        return range(0)
+    return range(start, start + min(piece.end, len(piece.sequence.tokens) - 1) - piece.start)
+
+
+def _lanes(pieces: list[Piece], starts: list[int]) -> list[Lane]:
+    lanes: list[Lane] = []
+    for piece, start in zip(pieces, starts, strict=True):
+        adapter = piece.sequence.adapter
+        if adapter is None:
+            continue
+        if lanes and lanes[-1].adapter is adapter and lanes[-1].end == start:
+            lanes[-1] = Lane(lanes[-1].start, start + piece.count, adapter)
+        else:
+            lanes.append(Lane(start, start + piece.count, adapter))
+    return lanes
+
+
+def _shared_prefix(pieces: list[Piece]) -> int:
+    """Tokens (whole blocks) that every piece's sequence begins with, the newest token of each left out; 0 if few."""
+    first = pieces[0].sequence
+    if len(pieces) < 2 or any(piece.sequence.adapter is not first.adapter for piece in pieces):
+        return 0
+    common = min(piece.start for piece in pieces)
+    for piece in pieces[1:]:
+        common = _agree(first.tokens, piece.sequence.tokens, common)
+    return common // BLOCK * BLOCK
+
+
+def _agree(a: list[int], b: list[int], limit: int) -> int:
+    """Length of the common beginning of two lists, at most `limit` (by halving: slices compare at C speed)."""
+    if a[:limit] == b[:limit]:
+        return limit
+    low, high = 0, limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,30 @@
+"""Settings of the local engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from honed.config import Settings
+
+
+class EngineSettings(Settings):
+    """How much the local engine holds at once, and on what it runs. Sizes are in tokens."""
+
+    slots: int = Field(default=32, ge=1, le=1024)
+    """Requests that run at the same time; more wait."""
+    capacity: int = Field(default=32768, ge=16)
+    """Tokens of keys and values held: what running requests may reach, plus what is kept for reuse."""
+    context: int = Field(default=2048, ge=2)
+    """Longest prompt + output; lowered to what the model was made for."""
+    prefill_chunk: int = Field(default=256, ge=1)
+    """Prompt tokens read per step beside the tokens being sampled."""
+    threads: int = Field(default=0, ge=0)
+    """Threads of a product; 0 = as many as there are cores."""
+    device: str = "cpu"
+    """Where the model runs: "cpu", "cuda", ..."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of the weights; auto = float32 on a CPU, bfloat16 elsewhere."""
+    prefix: bool = True
+    """Whether prompts that begin alike share the work."""

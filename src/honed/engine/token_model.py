@@ -1,0 +1,224 @@
+"""TokenModel: a Model made of a renderer and an Engine, exact to the token along a conversation.
+
+When messages extend a Turn that it has seen (of the same tenant, line and version, under the same tools), the engine
+reads that turn's own ids followed by the new ones; nothing is tokenised again. Otherwise a full render starts a new
+branch. What it knows of earlier turns is a bounded index in memory: losing it costs a branch, never correctness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from honed import codec
+from honed.clock import new_id
+from honed.errors import EngineError
+from honed.log import log
+from honed.protocols import Call, Chunk, Delta, Engine, Request
+from honed.types import Finish, Message, Noun, Span, Tool, Turn, Usage
+
+
+class Reply(Protocol):
+    """A reader of one reply (text/stream.py)."""
+
+    stopped: bool
+
+    def push(self, ids: Sequence[int]) -> str: ...
+    def finish(self, finish_reason: str | None = None) -> Message: ...
+
+
+class Rendering(Protocol):
+    """What TokenModel needs of a renderer (text/renderer.py)."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]: ...
+    def start(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]: ...
+    def extend(self, messages: Sequence[Message], *, closed: bool) -> list[int] | None: ...
+    def reply_stream(self, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Any: ...
+
+
+class Known(Noun, frozen=True, kw_only=True):
+    """A turn that may be extended: every id up to and including its output, and whether it ended with its stop id."""
+
+    turn: str
+    trace: str
+    ids: tuple[int, ...]
+    closed: bool
+
+
+class Opening(Noun, frozen=True, kw_only=True):
+    """How a call begins: what the engine reads, what of it is new, and the turn that it extends."""
+
+    ids: tuple[int, ...]
+    context: tuple[int, ...]
+    added: tuple[Message, ...]
+    trace: str
+    parent: str | None = None
+
+
+class TokenModel:
+    """Implements protocols.Model. `version_of` names the version that serves a line now ("" = base)."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Rendering,
+        version_of: Callable[[str], str] = lambda line: "",
+        *,
+        index_size: int = 4096,
+    ) -> None:
+        self._engine, self._renderer, self._version_of = engine, renderer, version_of
+        self._index: OrderedDict[str, Known] = OrderedDict()
+        self._index_size = index_size
+
+    async def reply(self, call: Call) -> Turn:
+        """The whole reply."""
+        async with contextlib.aclosing(self.stream(call)) as deltas:
+            async for delta in deltas:
+                if delta.turn is not None:
+                    return delta.turn
+        raise AssertionError("a stream ends with its turn")
+
+    async def stream(self, call: Call, on_cut: Callable[[Turn], None] | None = None) -> AsyncGenerator[Delta, None]:
+        """Deltas, the last with the Turn. Raises what the engine raises; an engine that died before anything was said
+        is asked once more."""
+        version = call.version if call.version is not None else self._version_of(call.line)
+        opening = self._open(call, version)
+        answer = _Answer(opening.trace, self._renderer.reply_stream(_offered(call), call.sampling.stop))
+        try:
+            async for delta in self._sample(call, version, opening, answer):
+                yield delta
+        except GeneratorExit:
+            if on_cut is not None:
+                on_cut(self._turn(call, opening, answer, "cancelled"))
+            raise
+        turn = self._turn(call, opening, answer, answer.finish)
+        self._remember(call, version, opening, turn)
+        yield Delta(text=answer.rest(turn.reply), trace=opening.trace, turn=turn)
+
+    async def _sample(self, call: Call, version: str, opening: Opening, answer: _Answer) -> AsyncGenerator[Delta, None]:
+        sampling = msgspec.structs.replace(call.sampling, stop_ids=(*call.sampling.stop_ids, *self._renderer.stop_ids))
+        for last_try in (False, True):
+            request = Request(id=new_id("request_"), ids=opening.ids, sampling=sampling, version=version)
+            try:
+                async with contextlib.aclosing(self._engine.submit(request)) as chunks:  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        if delta := answer.take(chunk):
+                            yield delta
+                        if answer.stopped and chunk.finish is None:
+                            await self._engine.cancel(request.id)
+                            answer.finish = "stop"
+                            return
+                return
+            except EngineError as error:
+                if last_try or not error.retryable or answer.ids:
+                    raise
+                log("model.retried", error=str(error))
+
+    def _open(self, call: Call, version: str) -> Opening:
+        found = self._extended(call, version)
+        if found is not None:
+            known, new = found
+            context = self._renderer.extend(new, closed=known.closed)
+            if context is not None:
+                return Opening(
+                    ids=(*known.ids, *context), context=tuple(context), added=new, trace=call.trace or known.trace,
+                    parent=known.turn,
+                )  # fmt: skip
+        ids = tuple(self._renderer.start(call.messages, _offered(call)))
+        return Opening(ids=ids, context=ids, added=call.messages, trace=call.trace or new_id("trace_"))
+
+    def _extended(self, call: Call, version: str) -> tuple[Known, tuple[Message, ...]] | None:
+        """The longest known beginning of the messages, and what comes after it."""
+        for end in range(len(call.messages) - 1, 0, -1):
+            if call.messages[end - 1].role != "assistant":
+                continue
+            known = self._index.get(_key(call, version, call.messages[:end]))
+            if known is not None and (call.trace is None or call.trace == known.trace):
+                return known, call.messages[end:]
+        return None
+
+    def _remember(self, call: Call, version: str, opening: Opening, turn: Turn) -> None:
+        if {span.version for span in turn.versions} - {version}:
+            return
+        key = _key(call, version, (*call.messages, turn.reply))
+        closed = bool(turn.output) and turn.output[-1] in self._renderer.stop_ids
+        self._index[key] = Known(turn=turn.id, trace=turn.trace, ids=(*opening.ids, *turn.output), closed=closed)
+        self._index.move_to_end(key)
+        while len(self._index) > self._index_size:
+            self._index.popitem(last=False)
+
+    def _turn(self, call: Call, opening: Opening, answer: _Answer, finish: Finish) -> Turn:
+        reply = answer.stream.finish(finish)
+        return Turn(
+            id=call.id,
+            trace=opening.trace,
+            parent=opening.parent,
+            added=opening.added,
+            tools=codec.tools_digest(call.tools),
+            context=opening.context,
+            reply=reply,
+            output=tuple(answer.ids),
+            logprobs=tuple(answer.logprobs),
+            raw_logprobs=tuple(answer.raw_logprobs),
+            sampling=call.sampling,
+            model=call.line,
+            versions=tuple(answer.spans),
+            finish="tool_calls" if reply.tool_calls and finish == "stop" else finish,
+            usage=answer.usage,
+            at=time.time(),
+        )
+
+
+class _Answer:
+    """One reply as it grows."""
+
+    def __init__(self, trace: str, stream: Reply) -> None:
+        self._trace, self.stream = trace, stream
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.raw_logprobs: list[float] = []
+        self.spans: list[Span] = []
+        self.usage: Usage | None = None
+        self.finish: Finish = "stop"
+        self._shown = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was met."""
+        return self.stream.stopped
+
+    def take(self, chunk: Chunk) -> Delta | None:
+        """Adds a chunk; a Delta when it brought tokens."""
+        if chunk.finish is not None:
+            self.finish, self.usage = chunk.finish, chunk.usage
+        if not chunk.ids or self.stopped:
+            return None
+        self.ids += chunk.ids
+        self.logprobs += chunk.logprobs
+        self.raw_logprobs += chunk.raw_logprobs
+        if self.spans and self.spans[-1].version == chunk.version:
+            self.spans[-1] = Span(version=chunk.version, count=self.spans[-1].count + len(chunk.ids))
+        else:
+            self.spans.append(Span(version=chunk.version, count=len(chunk.ids)))
+        text = self.stream.push(chunk.ids)
+        self._shown += len(text)
+        return Delta(text=text, ids=chunk.ids, logprobs=chunk.logprobs, top=chunk.top, trace=self._trace)
+
+    def rest(self, reply: Message) -> str:
+        """What was held back and turned out to be text."""
+        return "" if reply.tool_calls else (reply.content or "")[self._shown :]
+
+
+def _offered(call: Call) -> tuple[Tool, ...]:
+    return call.tools if call.tool_choice != "none" else ()
+
+
+def _key(call: Call, version: str, messages: tuple[Message, ...]) -> str:
+    plain = [(m.role, m.content or "", [(c.name, c.arguments) for c in m.tool_calls]) for m in messages]
+    return codec.digest([call.tenant, call.line, version, codec.tools_digest(_offered(call)), plain])

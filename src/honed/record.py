@@ -1,0 +1,252 @@
+"""Records what happens: the capture log, which survives kill -9, the drainer that empties it, and the Recorder.
+
+Before a reply's last byte leaves, its Turn is in the log by one write call. The store may be slow, locked or away:
+serving does not notice, and the log is the only spill path. Content never goes to the event log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+import zlib
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from honed import codec
+from honed.clock import new_id
+from honed.errors import HonedError
+from honed.log import log
+from honed.protocols import Call, Delta, Model
+from honed.store import Store
+from honed.types import Captured, Message, Origin, Sampling, Tool, Turn
+
+Fsync = Literal["never", "interval", "always"]
+HEADER_BYTES = 8
+MAX_RECORD_BYTES = 256 << 20
+SYNC_SECONDS = 1.0
+
+
+class CaptureLog:
+    """An append-only file of this process: 4 bytes of length, 4 of crc32, a msgpack Captured.
+
+    One write call a record, so kill -9 loses nothing that was appended; `fsync` decides what a power cut may lose. A
+    new file begins at `rotate_bytes`. `dropped` counts records that could not be written (a full disk): serving goes on.
+    """
+
+    def __init__(self, folder: Path, *, fsync: Fsync = "interval", rotate_bytes: int = 64 << 20) -> None:
+        self.folder, self._fsync, self._rotate_bytes = Path(folder), fsync, rotate_bytes
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._synced = time.monotonic()
+        self.dropped = 0
+        self._open()
+
+    def append(self, record: Captured) -> None:
+        """Writes one record. A disk that refuses is an event and a count, never the caller's failure."""
+        data = codec.encode(record)
+        frame = len(data).to_bytes(4, "big") + zlib.crc32(data).to_bytes(4, "big") + data
+        with self._lock:
+            try:
+                self._write(frame)
+            except OSError as error:
+                self.dropped += 1
+                log("capture.dropped", error=str(error), dropped=self.dropped)
+
+    def close(self) -> None:
+        """Syncs and closes; the drainer finds the file by its name."""
+        with self._lock, contextlib.suppress(OSError):
+            os.fsync(self._file)
+            os.close(self._file)
+
+    def _open(self) -> None:
+        self.path = self.folder / f"{os.getpid()}-{new_id('')}.log"
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._size = 0
+
+    def _write(self, frame: bytes) -> None:
+        if self._size and self._size + len(frame) > self._rotate_bytes:
+            os.close(self._file)
+            self._open()
+        written = os.write(self._file, frame)
+        if written < len(frame):
+            os.ftruncate(self._file, self._size)
+            raise OSError("the disk took only part of a record")
+        self._size += len(frame)
+        now = time.monotonic()
+        if self._fsync == "always" or (self._fsync == "interval" and now - self._synced >= SYNC_SECONDS):
+            os.fsync(self._file)
+            self._synced = now
+
+
+def read_log(path: Path, offset: int = 0) -> Iterator[tuple[Captured, int]]:
+    """Records from `offset` on, each with the offset behind it. Ends at a torn or damaged record."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while len(head := file.read(HEADER_BYTES)) == HEADER_BYTES:
+            size = int.from_bytes(head[:4], "big")
+            data = file.read(size) if size <= MAX_RECORD_BYTES else b""
+            if len(data) < size or zlib.crc32(data) != int.from_bytes(head[4:], "big"):
+                return
+            offset += HEADER_BYTES + size
+            yield codec.decode(data, Captured), offset
+
+
+class Drainer:
+    """Moves every capture log of a folder into the store, those of dead processes too, and deletes what is drained.
+
+    The offset moves in the transaction that stores the records, so nothing is lost or doubled. `backlog_bytes` is what
+    was waiting at the last look.
+    """
+
+    def __init__(self, folder: Path, store: Store, *, batch: int = 256) -> None:
+        self._folder, self._store, self._batch = Path(folder), store, batch
+        self._lock = threading.Lock()
+        self.backlog_bytes = 0
+        self.failures = 0
+
+    def drain_once(self) -> int:
+        """Stores what the logs hold; returns the number of new turns and feedback rows. Raises StoreError."""
+        with self._lock:
+            num = 0
+            for path in sorted(self._folder.glob("*.log")):
+                num += self._drain(path)
+            self.backlog_bytes = sum(self._waiting(path) for path in self._folder.glob("*.log"))
+            return num
+
+    async def run(self, interval_seconds: float = 0.2) -> None:
+        """Drains until cancelled; a store that is away is tried again and counted."""
+        while True:
+            try:
+                await asyncio.to_thread(self.drain_once)
+            except (HonedError, OSError) as error:
+                self.failures += 1
+                log("capture.waiting", error=str(error), failures=self.failures)
+                await asyncio.sleep(min(10.0, interval_seconds * 2 ** min(self.failures, 6)))
+            await asyncio.sleep(interval_seconds)
+
+    def _drain(self, path: Path) -> int:
+        offset, num, batch = self._store.traces.offset(path.name), 0, []
+        dead = not _alive(path)  # asked before reading: a process that dies meanwhile is drained the next time
+        for record, end in read_log(path, offset):
+            batch.append(record)
+            offset = end
+            if len(batch) == self._batch:
+                num += self._store.traces.capture(batch, path.name, offset)
+                batch = []
+        if batch:
+            num += self._store.traces.capture(batch, path.name, offset)
+        if dead:
+            if (torn := path.stat().st_size - offset) > 0:
+                log("capture.torn", log=path.name, bytes=torn)
+            path.unlink()
+        return num
+
+    def _waiting(self, path: Path) -> int:
+        return max(0, path.stat().st_size - self._store.traces.offset(path.name))
+
+
+class Recorder:
+    """A Model that captures: every Turn is in the log before its last Delta is handed on, a cut-off one too."""
+
+    def __init__(self, model: Model, capture: CaptureLog) -> None:
+        self._model, self._capture = model, capture
+
+    async def stream(self, call: Call) -> AsyncGenerator[Delta, None]:
+        """Deltas of the reply; the last one carries the recorded Turn."""
+
+        def keep(turn: Turn) -> None:
+            self._capture.append(_captured(call, turn))
+
+        async with contextlib.aclosing(self._model.stream(call, on_cut=keep)) as deltas:
+            async for delta in deltas:
+                if delta.turn is not None:
+                    keep(delta.turn)
+                yield delta
+
+    async def reply(self, call: Call) -> Turn:
+        """The whole reply, recorded."""
+        async with contextlib.aclosing(self.stream(call)) as deltas:
+            async for delta in deltas:
+                if delta.turn is not None:
+                    return delta.turn
+        raise AssertionError("a stream ends with its turn")
+
+
+class RecordedSession:
+    """protocols.Session: a model bound to one attempt. It links each turn to the one before and keeps them."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        trace: str,
+        origin: Origin,
+        line: str,
+        version: str,
+        sampling: Sampling,
+        task: str | None = None,
+        tenant: str = "",
+    ) -> None:
+        self.trace = trace
+        self._model, self._sampling = model, sampling
+        self._call = Call(
+            id="", trace=trace, messages=(), sampling=sampling, line=line, version=version, tenant=tenant,
+            origin=origin, task=task,
+        )  # fmt: skip
+        self._turns: list[Turn] = []
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), sampling: Sampling | None = None
+    ) -> Turn:
+        """One turn. Its seed is the attempt's moved on by the number of turns, so that turns draw independently."""
+        chosen = sampling or self._sampling
+        if chosen.seed is not None:
+            chosen = msgspec.structs.replace(chosen, seed=(chosen.seed + 0x9E3779B9 * len(self._turns)) % 2**63)
+        call = msgspec.structs.replace(
+            self._call,
+            id=f"turn_{self.trace.removeprefix('trace_')}.{len(self._turns)}",
+            messages=tuple(messages),
+            tools=tuple(tools),
+            sampling=chosen,
+            parent=self._turns[-1].id if self._turns else None,
+        )
+        turn = await self._model.reply(call)
+        self._turns.append(turn)
+        return turn
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """What was said so far."""
+        return tuple(self._turns)
+
+
+def _captured(call: Call, turn: Turn) -> Captured:
+    return Captured(
+        turn=turn,
+        origin=call.origin,
+        line=call.line,
+        task=call.task,
+        tools=call.tools,
+        tags=call.tags,
+        tenant=call.tenant,
+    )
+
+
+def _alive(path: Path) -> bool:
+    """Whether the process that writes a log still runs, as its file name says."""
+    pid = path.name.partition("-")[0]
+    if not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

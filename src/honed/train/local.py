@@ -1,0 +1,160 @@
+"""The trainer on this machine: a LoRA adapter over one frozen base model, trained in a thread of its own.
+
+It knows three losses and nothing of algorithms; gradients of any number of passes add up until `step`. The same groups
+and the same seed give the same weights bit for bit on one machine with one number of threads. What it does not do:
+several devices, full fine-tuning, deciding what to train on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from honed.errors import Refused
+from honed.log import log
+from honed.model import lora
+from honed.model.load import Loaded
+from honed.model.tree import TreeModel
+from honed.protocols import Channel, Loss, Snapshot, StepResult
+from honed.train import passes, snapshots
+from honed.train.optim import Optimiser
+from honed.train.settings import TrainSettings
+from honed.types import Sample
+
+T = TypeVar("T")
+
+
+class LocalTrainer:
+    """Implements protocols.Trainer over `loaded`, whose model it owns from now on.
+
+    `blobs` is the folder that snapshots go to, `channel` the way to the rollout engine beside it. Seconds in results
+    are CPU seconds of the process, so nothing else should compute in it meanwhile. `config` is the adapter's, as PEFT's
+    adapter_config.json has it.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        adapter: lora.LoraSettings,
+        settings: TrainSettings,
+        blobs: Path,
+        channel: Channel | None = None,
+    ) -> None:
+        self._settings, self._blobs, self._channel = settings, Path(blobs), channel
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            self._peft = lora.attach(loaded.model, adapter)
+        self.config: dict[str, Any] = _plain(self._peft.peft_config["default"].to_dict())
+        self._model = TreeModel(self._peft.get_base_model())
+        self._peft.eval()  # dropout would differ between samples that share a prefix
+        self._parameters = dict(lora.tensors(self._peft))
+        self._fresh = self._copy()
+        self._optimiser = Optimiser(self._parameters, settings)
+        self._waste = ""
+        self._thread = ThreadPoolExecutor(1, "trainer", initializer=_use_threads, initargs=(settings.threads,))
+
+    async def forward_backward(self, samples: Sequence[Sample], loss: Loss) -> StepResult:
+        """Adds the gradient of `loss` over `samples`. Skipped, with the reason, when it would teach nothing.
+
+        Raises Refused for malformed samples and for samples that lack what the loss needs.
+        """
+        return await self._run(lambda: self._forward_backward(samples, loss))
+
+    async def step(self, learning_rate: float | None = None) -> StepResult:
+        """One AdamW step over what has been accumulated, which is gone afterwards, applied or skipped."""
+        return await self._run(lambda: self._step(learning_rate))
+
+    async def logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """Per sample the log-probability of each token, at its temperature; position 0 is 0.0."""
+        return await self._run(lambda: passes.logprobs(self._model, samples, self._settings))
+
+    async def snapshot(self, name: str) -> Snapshot:
+        """Writes the adapter (PEFT's layout) and the optimiser's state as the folder `name`; idempotent by content."""
+        return await self._run(
+            lambda: snapshots.write(self._blobs, name, self._copy(), self._optimiser.state(), self.config)
+        )
+
+    async def restore(self, snapshot: Snapshot | None, *, optimiser: bool = True) -> None:
+        """Takes a snapshot's weights (None: the seeded fresh adapter) and optimiser state (False: a fresh one).
+
+        Verified before anything is touched; raises CorruptData. Accumulated gradients are dropped.
+        """
+        await self._run(lambda: self._restore(snapshot, optimiser))
+
+    async def publish(self, version: str) -> None:
+        """Hands a copy of the current adapter to the channel under this version's name."""
+        if self._channel is None:
+            raise Refused(f"there is no channel to publish {version!r} through; give the trainer one.")
+        tensors = await self._run(self._copy)
+        await self._channel.publish(version, tensors)
+
+    async def close(self) -> None:
+        """Waits for the running pass and stops the thread."""
+        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _forward_backward(self, samples: Sequence[Sample], loss: Loss) -> StepResult:
+        try:
+            result = passes.forward_backward(self._model, samples, loss, self._settings)
+        except Exception as error:  # the boundary of a pass: half of its gradient may be there, so no step may use it
+            self._waste = f"a pass failed: {error}"
+            raise
+        if result.skipped and result.skipped != passes.NOTHING:
+            self._waste = result.skipped
+        if result.skipped:
+            log("train.skipped", reason=result.skipped, samples=len(samples), loss=loss)
+        return result
+
+    def _step(self, learning_rate: float | None) -> StepResult:
+        started = time.process_time()
+        waste, self._waste = self._waste, ""
+        if waste:
+            self._optimiser.clear()
+            return StepResult(skipped=waste)
+        norm, skipped = self._optimiser.step(self._settings.learning_rate if learning_rate is None else learning_rate)
+        if skipped:
+            log("train.skipped", reason=skipped)
+        return StepResult(grad_norm=norm, skipped=skipped, seconds=time.process_time() - started)
+
+    def _restore(self, snapshot: Snapshot | None, optimiser: bool) -> None:
+        tensors, state = self._fresh, None
+        if snapshot is not None:
+            tensors = snapshots.read_adapter(snapshot, like=self._fresh)
+            state = snapshots.read_optimiser(snapshot) if optimiser else None
+        if state is not None:
+            self._optimiser.load(state)  # refuses a foreign state before the weights change
+        else:
+            self._optimiser.reset()
+        self._waste = ""
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(tensors[name])
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().cpu().clone() for name, parameter in self._parameters.items()}
+
+
+def _plain(value: Any) -> Any:
+    """PEFT's config as JSON has it: sets sorted into lists, enumerations by their value."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return getattr(value, "value", value)
+
+
+def _use_threads(threads: int) -> None:
+    """Called in the trainer's thread: the number of threads is kept per calling thread by OpenMP."""
+    if threads:
+        torch.set_num_threads(threads)

@@ -1,0 +1,147 @@
+"""Flat attention against the definition, row by row."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from honed.errors import ConfigError
+from honed.model.attention import (
+    Bank,
+    Decode,
+    Flat,
+    Prefill,
+    Write,
+    attend,
+    blank,
+    decode_mask,
+    prefill_mask,
+    refuse_unsupported,
+)
+
+KV_HEADS, GROUPS, DIM = 2, 3, 8
+HEADS = KV_HEADS * GROUPS
+LAYER: Any = SimpleNamespace(layer_idx=0)
+
+
+def naive(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """query [heads, d] at the last position of keys, values [kv_heads, L, d] -> [heads, d]."""
+    out = []
+    for head in range(HEADS):
+        k, v = keys[head // GROUPS], values[head // GROUPS]
+        out.append(torch.softmax(k @ query[head] / math.sqrt(DIM), -1) @ v)
+    return torch.stack(out)
+
+
+def bank(num_rows: int = 4, length: int = 32) -> Bank:
+    made = Bank(1, num_rows, KV_HEADS, length, DIM, torch.float32, "cpu")
+    made.data.normal_(generator=torch.Generator().manual_seed(1))
+    return made
+
+
+def tensors(num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    query = torch.randn(1, HEADS, num_tokens, DIM, generator=generator)
+    key = torch.randn(1, KV_HEADS, num_tokens, DIM, generator=generator)
+    return query, key, torch.randn(1, KV_HEADS, num_tokens, DIM, generator=generator)
+
+
+def write(target: Bank, rows: list[int], positions: list[int]) -> Write:
+    return Write(target, torch.arange(len(rows)), torch.tensor(rows), torch.tensor(positions))
+
+
+@pytest.mark.parametrize("shared", [0, 4])
+def test_decode_over_ragged_rows(shared: int) -> None:
+    made, rows, lengths = bank(), [2, 0], [9, 14]  # row 1 has no query
+    made.data[:, :, 2, :, :shared] = made.data[:, :, 0, :, :shared]
+    query, key, value = tensors(2)
+    mask = decode_mask(torch.tensor([14, shared + 1, 9]), shared, 14, torch.float32)
+    decode = Decode(
+        bank=made,
+        gather=torch.tensor([1, 0, 0]),
+        rows=torch.tensor(rows),
+        index=torch.tensor([0, 1]),
+        mask=mask,
+        length=14,
+        shared=shared,
+        shared_row=2,
+    )
+    flat = Flat([write(made, rows, [8, 13])], [decode], [])
+    out, _ = attend(LAYER, query, key, value, None, honed=flat)
+    for token, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        keys, values = made.layer(0)
+        assert torch.equal(keys[row, :, length - 1], key[0, :, token])
+        expected = naive(query[0, :, token], keys[row, :, :length], values[row, :, :length])
+        torch.testing.assert_close(out[0, token], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_prefill_is_causal_from_where_it_starts(start: int) -> None:
+    made, count = bank(), 6
+    query, key, value = tensors(count)
+    mask = prefill_mask(count, start + count, GROUPS, torch.float32, "cpu")
+    flat = Flat(
+        [write(made, [1] * count, list(range(start, start + count)))],
+        [],
+        [Prefill(made, 1, 0, count, start + count, mask)],
+    )
+    out, _ = attend(LAYER, query, key, value, None, honed=flat)
+    keys, values = made.layer(0)
+    for token in range(count):
+        end = start + token + 1
+        expected = naive(query[0, :, token], keys[1, :, :end], values[1, :, :end])
+        torch.testing.assert_close(out[0, token], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_masks() -> None:
+    low = float("-inf")
+    assert decode_mask(torch.tensor([3, 1]), 1, 4, torch.float32)[:, 0, 0].tolist() == [[0, 0, low], [low, low, low]]
+    assert prefill_mask(2, 3, 1, torch.float32, "cpu").tolist() == [[0, 0, low], [0, 0, 0]]
+    assert prefill_mask(2, 3, 2, torch.float32, "cpu").shape == (4, 3)
+
+
+def test_rows_move_and_clear() -> None:
+    made = bank()
+    before = made.data[:, :, 3, :, :5].clone()
+    made.move(3, 0, 5)
+    assert torch.equal(made.data[:, :, 0, :, :5], before)
+    made.clear(0)
+    assert not made.data[:, :, 0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blank_memory_is_zero_and_of_its_kind(dtype: torch.dtype) -> None:
+    made = blank((3, 5), dtype, "cpu")
+    assert made.shape == (3, 5)
+    assert made.dtype == dtype
+    assert not made.any()
+    made += 1
+
+
+@pytest.mark.parametrize("extra", [{"sliding_window": 8}, {"softcap": 30.0}, {"s_aux": torch.zeros(1)}])
+def test_what_would_be_computed_wrongly_is_refused(extra: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="sliding windows"):
+        attend(LAYER, *tensors(1), None, honed=Flat(), **extra)
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"sliding_window": 4096}, "sliding"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank"),
+    ],
+)
+def test_models_with_other_attention_are_refused_by_name(config: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        refuse_unsupported(SimpleNamespace(**config))
+
+
+def test_a_window_that_is_switched_off_is_no_window() -> None:
+    refuse_unsupported(SimpleNamespace(sliding_window=4096, use_sliding_window=False, layer_types=["full_attention"]))
