@@ -47,7 +47,7 @@ def task(found: world.Case, split: Split, source: str = "") -> Task:
         split=split,
         split_key=f"case-{found.seed}",
         kind=found.kind,
-        suite=TARGET if found.kind in world.CHANGED else GUARD,
+        suite=(TARGET if found.kind in world.CHANGED else GUARD) + ("" if found.era == "after" else "-before"),
         source=source or f"generator:{found.seed}",
     )
     return msgspec.structs.replace(made, id=codec.task_id(made))
@@ -62,11 +62,13 @@ def task_from_trace(trace: Trace) -> Task | None:
 
 def suite(era: world.Era, split: Split, first_seed: int, num_each: int) -> list[Task]:
     """`num_each` tasks of the changed kinds and as many of the others, from a range of seeds of their own."""
-    found: dict[str, list[Task]] = {TARGET: [], GUARD: []}
+    changed: list[Task] = []
+    others: list[Task] = []
     seed = first_seed
-    while min(map(len, found.values())) < num_each:
-        made = task(world.case(seed, era), split)
-        if len(found[made.suite]) < num_each:
-            found[made.suite].append(made)
+    while min(len(changed), len(others)) < num_each:
+        found = world.case(seed, era)
+        chosen = changed if found.kind in world.CHANGED else others
+        if len(chosen) < num_each:
+            chosen.append(task(found, split))
         seed += 1
-    return [*found[TARGET], *found[GUARD]]
+    return [*changed, *others]

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -152,16 +152,20 @@ class Drainer:
 
 
 class Recorder:
-    """A Model that captures: every Turn is in the log before its last Delta is handed on, a cut-off one too."""
+    """A Model that captures: every Turn is in the log before its last Delta is handed on, a cut-off one too.
+    `on_turn` is told of each, for the books."""
 
-    def __init__(self, model: Model, capture: CaptureLog) -> None:
-        self._model, self._capture = model, capture
+    def __init__(self, model: Model, capture: CaptureLog, on_turn: Callable[[Turn], None] | None = None) -> None:
+        self._model, self._capture, self._on_turn = model, capture, on_turn
 
-    async def stream(self, call: Call) -> AsyncGenerator[Delta, None]:
+    async def stream(self, call: Call, on_cut: Callable[[Turn], None] | None = None) -> AsyncGenerator[Delta, None]:
         """Deltas of the reply; the last one carries the recorded Turn."""
 
         def keep(turn: Turn) -> None:
             self._capture.append(_captured(call, turn))
+            for told in (self._on_turn, on_cut if turn.finish == "cancelled" else None):
+                if told is not None:
+                    told(turn)
 
         async with contextlib.aclosing(self._model.stream(call, on_cut=keep)) as deltas:
             async for delta in deltas:

@@ -53,7 +53,7 @@ def read_call(body: dict[str, Any], id: str, *, default_max_tokens: int) -> Call
     if not isinstance(model, str) or not model:
         raise BadRequest("'model' must be a non-empty string.", param="model")
     line, pinned, _ = model.partition("@")
-    choice = body.get("tool_choice") or "auto"
+    choice: Any = body.get("tool_choice") or "auto"
     if choice not in ("auto", "none"):
         raise BadRequest('\'tool_choice\' may be "auto" or "none".', param="tool_choice", code="unsupported_value")
     return Call(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -31,6 +32,7 @@ async def serve(
         timeout_graceful_shutdown=int(settings.drain_seconds), lifespan="off", server_header=False,
     )  # fmt: skip
     server = uvicorn.Server(config)
+    _outlive_signals()
     tasks = [asyncio.create_task(run()) for run in background]
     announce = asyncio.create_task(_announce(server, ready))
     try:
@@ -42,6 +44,13 @@ async def serve(
         gateway.capture.close()
         with contextlib.suppress(HonedError, OSError):
             await asyncio.to_thread(gateway.drainer.drain_once)
+
+
+def _outlive_signals() -> None:
+    """uvicorn raises the signal that ended it once more when it is done; that must not end the drain below it."""
+    with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread: nobody sends signals there
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, lambda: None)
 
 
 async def _announce(server: uvicorn.Server, ready: Callable[[int], None] | None) -> None:

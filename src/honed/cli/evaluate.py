@@ -25,14 +25,29 @@ def evaluate(
     with watch() as on_event:
         found = asyncio.run(
             evaluate_version(
-                settings, store, versions.find(store, version), suite=suite, split=split, attempts=attempts, on_event=on_event
+                settings,
+                store,
+                versions.find(store, version),
+                suite=suite,
+                split=split,
+                attempts=attempts,
+                on_event=on_event,
             )
         )
     if json:
         output.show_json(found)
         return
     rows = [
-        (r.suite, r.num_tasks, output.percent(r.success), f"[{output.percent(r.low)}, {output.percent(r.high)}]", r.faults, output.dollars(r.dollars))
+        (
+            r.suite,
+            r.num_tasks,
+            output.percent(r.success),
+            f"[{output.percent(r.low)}, {output.percent(r.high)}]",
+            r.faults,
+            output.dollars(r.dollars),
+        )
         for r in found
     ]
-    output.show_table(("suite", "tasks", "success", "95 % interval", "faults", "cost"), rows, empty="There are no such tasks.")
+    output.show_table(
+        ("suite", "tasks", "success", "95 % interval", "faults", "cost"), rows, empty="There are no such tasks."
+    )

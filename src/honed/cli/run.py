@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +18,9 @@ from honed.loop.turn import Loop, TurnReport
 
 
 def run(
-    config: Annotated[output.Path, typer.Argument(help="The TOML file that says where everything is.")] = output.DEFAULT_CONFIG,
+    config: Annotated[
+        Path, typer.Argument(help="The TOML file that says where everything is.")
+    ] = output.DEFAULT_CONFIG,
     once: Annotated[bool, typer.Option("--once", help="One turn, then stop.")] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Forget a turn that was cut off, and stop.")] = False,
     json: output.JsonOption = False,
@@ -58,7 +61,9 @@ def show_report(report: TurnReport, *, json: bool) -> None:
     signals = ", ".join(f"{count} {name}" for name, count in sorted(report.signals.items()))
     typer.echo(f"{report.version or report.line}: {report.ended} after {report.seconds:.0f} s")
     typer.echo(f"  {report.num_failures} failures ({signals or 'given by hand'})")
-    typer.echo(f"  {report.num_demonstrations} demonstrations, {report.num_practised} of {report.num_tasks} tasks practised")
+    typer.echo(
+        f"  {report.num_demonstrations} demonstrations, {report.num_practised} of {report.num_tasks} tasks practised"
+    )
     if report.rewards:
         typer.echo("  reward by step: " + ", ".join(f"{100 * reward:.0f} %" for reward in report.rewards))
     for reason in report.reasons:

@@ -16,4 +16,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Instead of the config's; 0 takes a free one.")] = None,
 ) -> None:
     """Serves the line's released version over HTTP, and records what happens."""
-    asyncio.run(serve_gateway(output.settings(config), port=port))
+    settings = output.settings(config)
+
+    def ready(at: int) -> None:
+        typer.echo(f"honed serves {settings.model.line} at http://{settings.serve.host}:{at}/v1")
+
+    asyncio.run(serve_gateway(settings, port=port, ready=ready))

@@ -23,11 +23,14 @@ def ls(
 ) -> None:
     """Lists tasks with their state; sealed holdout tasks are counted, not shown."""
     store = output.store(config)
-    found = store.tasks.list(split=split, suite=suite, kind=kind, state=state)[:limit]  # type: ignore[arg-type]
+    found = store.tasks.list(split=split, suite=suite, kind=kind, state=state)[:limit]
     if json:
         output.show_json(found)
         return
-    rows = [(t.id, t.split, t.suite, t.kind, store.tasks.state(t.id), t.source, _prompt(t.prompt[-1].content)) for t in found]
+    rows = [
+        (t.id, t.split, t.suite, t.kind, store.tasks.state(t.id), t.source, _prompt(t.prompt[-1].content))
+        for t in found
+    ]
     output.show_table(("task", "split", "suite", "kind", "state", "source", "prompt"), rows, empty="No tasks yet.")
 
 

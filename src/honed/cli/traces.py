@@ -25,11 +25,14 @@ def ls(
     """Lists traces, newest first."""
     if origin is not None and origin not in get_args(types.Origin):
         raise UserError(f"no origin is called {origin!r}; use one of {', '.join(get_args(types.Origin))}.")
-    found = output.store(config).traces.list(origin=origin, line=line, signal=signal, limit=limit)  # type: ignore[arg-type]
+    found = output.store(config).traces.list(origin=origin, line=line, signal=signal, limit=limit)
     if json:
         output.show_json(found)
         return
-    rows = [(t.id, t.origin, version_of(t), len(t.turns), score_of(t), ",".join(t.signals), output.when(t.at)) for t in found]
+    rows = [
+        (t.id, t.origin, version_of(t), len(t.turns), score_of(t), ",".join(t.signals), output.when(t.at))
+        for t in found
+    ]
     output.show_table(("trace", "origin", "version", "turns", "score", "signals", "at"), rows, empty="No traces yet.")
 
 
@@ -48,7 +51,9 @@ def show(id: str, config: output.ConfigOption = output.DEFAULT_CONFIG, json: out
                 typer.echo(line)
         typer.echo(f"    {turn.id}  {len(turn.output)} tokens, {turn.finish}, {turn.fidelity}")
     for row in store.feedback.of([trace.id, *(turn.id for turn in trace.turns)]):
-        typer.echo(f"  feedback {row.name} = {row.value if row.kind in ('metric', 'comment') else row.kind} ({row.source})")
+        typer.echo(
+            f"  feedback {row.name} = {row.value if row.kind in ('metric', 'comment') else row.kind} ({row.source})"
+        )
     if trace.score is not None:
         typer.echo(f"  score {trace.score.value:g} by {trace.score.verifier}: {trace.score.evidence}")
     if trace.fault is not None:

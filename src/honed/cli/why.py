@@ -35,7 +35,9 @@ def _explain_trace(store: Store, trace: types.Trace, id: str, *, json: bool) -> 
     if json:
         output.show_json({"id": id, "trace": trace.id, "versions": names, "signals": trace.signals})
         return
-    typer.echo(f"{id} is {trace.origin}, answered by {version_of(trace) or 'an unknown version'}, {output.when(trace.at)}.")
+    typer.echo(
+        f"{id} is {trace.origin}, answered by {version_of(trace) or 'an unknown version'}, {output.when(trace.at)}."
+    )
     for row in store.feedback.of([trace.id, *(turn.id for turn in trace.turns)]):
         typer.echo(f"  feedback {row.name}: {row.value if row.kind in ('metric', 'comment') else row.kind}")
     if trace.signals:

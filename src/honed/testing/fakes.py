@@ -1,4 +1,4 @@
-"""Fakes that fill every slot of the loop, and conformance checks for plug-ins: `check_engine`, `check_channel`, ...
+"""Fakes that fill every slot of the loop.
 
 The fakes are honest about processes, files and tokens and invent only the intelligence: a fake policy is a skill per
 kind of request (the first word of the user's message), the probability that it says "right". The trainer moves skills
@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 
 from honed import codec
-from honed.clock import new_id
 from honed.engine.scripted import ByteRenderer
+from honed.engine.token_model import TokenModel
 from honed.errors import BadRequest, CorruptData, EngineError, NotFound
 from honed.loop import paths
 from honed.protocols import (
@@ -39,17 +39,15 @@ from honed.protocols import (
     StepResult,
     Verifier,
 )
+from honed.record import RecordedSession
 from honed.types import (
     Message,
     Origin,
     Sample,
     Sampling,
     Score,
-    Span,
     Task,
-    Tool,
     Trace,
-    Turn,
     Usage,
     Version,
 )
@@ -58,15 +56,7 @@ RIGHT, WRONG = "right", "wrong"
 Skills = dict[str, float]
 
 
-class FakeRenderer(ByteRenderer):
-    """ByteRenderer that also encodes a reply as the model would sample it."""
-
-    def encode_reply(self, message: Message) -> list[int]:
-        """The reply's bytes and the stop id."""
-        return [*(message.content or "").encode(), self.stop_ids[0]]
-
-
-RENDERER = FakeRenderer()
+RENDERER = ByteRenderer()
 
 
 # ---------------------------------------------------------------------------------------- an engine and a trainer
@@ -293,66 +283,11 @@ async def gather(jobs: Sequence[Job], limit: int) -> list[Any]:
 # ------------------------------------------------------------------------------- sessions, environment, verifier
 
 
-class FakeSession:
-    """Session over any Engine with FakeRenderer: token-exact turns, kept in memory."""
-
-    def __init__(
-        self, engine: Engine, *, version: str, trace: str, line: str, sampling: Sampling, tools: Sequence[Tool] = ()
-    ) -> None:
-        self.trace = trace
-        self._engine, self._version, self._line, self._sampling = engine, version, line, sampling
-        self._turns: list[Turn] = []
-        self._ids: list[int] = []
-        self._num_messages = 0
-
-    async def reply(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), sampling: Sampling | None = None
-    ) -> Turn:
-        """One call; messages that extend the conversation extend its ids."""
-        added = tuple(messages[self._num_messages :])
-        context = RENDERER.extend(added, closed=True) if self._turns else RENDERER.start(added, tools)
-        sampling = msgspec.structs.replace(sampling or self._sampling, max_tokens=16)
-        request = Request(
-            id=new_id("req_"), ids=(*self._ids, *context), sampling=sampling, version=self._version
-        )
-        turn = await self._sampled(request, added, tuple(context))
-        self._turns.append(turn)
-        self._ids += [*context, *turn.output]
-        self._num_messages = len(messages) + 1
-        return turn
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """What was said so far."""
-        return tuple(self._turns)
-
-    async def _sampled(self, request: Request, added: tuple[Message, ...], context: tuple[int, ...]) -> Turn:
-        ids: list[int] = []
-        logprobs: list[float] = []
-        last = None
-        async for chunk in self._engine.submit(request):
-            ids += chunk.ids
-            logprobs += chunk.logprobs
-            last = chunk
-        assert last is not None
-        assert last.finish is not None
-        return Turn(
-            id=new_id("turn_"),
-            trace=self.trace,
-            parent=self._turns[-1].id if self._turns else None,
-            added=added,
-            context=context,
-            reply=Message(role="assistant", content=RENDERER.decode([id for id in ids if id < 256])),
-            output=tuple(ids),
-            logprobs=tuple(logprobs),
-            raw_logprobs=tuple(logprobs),
-            sampling=request.sampling,
-            model=self._line,
-            versions=(Span(version=self._version, count=len(ids)),),
-            finish=last.finish,
-            usage=last.usage,
-            at=0.0,
-        )
+def fake_session(engine: Engine, *, version: str, trace: str, line: str, sampling: Sampling, origin: Origin) -> Session:
+    """A real session (record.py) over any engine that reads and writes bytes."""
+    model = TokenModel(engine, RENDERER, index_size=64)
+    short = msgspec.structs.replace(sampling, max_tokens=16)
+    return RecordedSession(model, trace=trace, origin=origin, line=line, version=version, sampling=short)
 
 
 def fake_sessions(engine: Engine, line: str) -> Callable[..., Session]:
@@ -361,7 +296,7 @@ def fake_sessions(engine: Engine, line: str) -> Callable[..., Session]:
     def make(
         task: Task, *, version: str, trace: str, sampling: Sampling, origin: Origin, tags: dict[str, str]
     ) -> Session:
-        return FakeSession(engine, version=version, trace=trace, line=line, sampling=sampling)
+        return fake_session(engine, version=version, trace=trace, line=line, sampling=sampling, origin=origin)
 
     return make
 
@@ -400,8 +335,9 @@ class FakeScorer:
         task: Task,
         trace: Trace,
         outcome: Outcome,
-        sandbox: Sandbox | None = None,
-        timeout_seconds: float = 30.0,
+        sandbox: Sandbox | None,
+        *,
+        timeout_seconds: float,
     ) -> Score:
         """The function's score."""
         found = self._verifier(task, trace, outcome, sandbox)

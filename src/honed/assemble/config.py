@@ -1,0 +1,158 @@
+"""The config file: one TOML document whose sections are the settings that sit beside what they configure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pydantic import Field
+
+from honed import plugins
+from honed.algo.dpo import DpoSettings
+from honed.algo.grpo import GrpoSettings
+from honed.algo.sft import SftSettings
+from honed.api.settings import ServeSettings
+from honed.api.watch import WatchSettings
+from honed.config import Settings, parse, read_toml, recipe_digest
+from honed.engine.scripted import ScriptedSettings
+from honed.engine.settings import EngineSettings
+from honed.errors import ConfigError
+from honed.loop import lessons
+from honed.loop.capture import CaptureSettings
+from honed.loop.curate import CurateSettings
+from honed.loop.gate import GateSettings
+from honed.loop.lessons import LearnSettings
+from honed.loop.rollout import RolloutSettings
+from honed.loop.turn import RunSettings
+from honed.model.lora import LoraSettings
+from honed.train.settings import TrainSettings
+
+
+class ModelSettings(Settings):
+    """[model]: the open-weights model, and the line that it begins."""
+
+    source: str = "smollm2"
+    """"smollm2", a .gguf file, a Hugging Face directory, a hub name, or "scripted" (no model: for tests)."""
+    line: str = "honed"
+    """The public name of the model line."""
+    format: str | None = None
+    """Tool-call format by name; None: by the digest of the model's chat template."""
+    cache: str | None = None
+    """Where converted models are kept; None: $HONED_CACHE or ~/.cache/honed."""
+
+
+class StoreSettings(Settings):
+    """[store]: where everything is kept."""
+
+    root: str = ".honed"
+    """The folder of records, weights, logs and sockets."""
+    url: str | None = None
+    """A database URL; None: SQLite in root."""
+    blobs: str | None = None
+    """A folder or fsspec URL for weights; None: root/blobs."""
+
+
+class TasksSettings(Settings):
+    """[tasks]: tasks that somebody gives."""
+
+    suites: tuple[str, ...] = ()
+    """module:function of held-out tasks, put into the store when the loop is built."""
+
+
+class LearnerSection(Settings):
+    """[learner]: the child that trains and practises."""
+
+    niceness: int = Field(default=5, ge=0, le=19)
+    """How far below serving its priority is."""
+    threads: int = Field(default=0, ge=0)
+    """CPU threads of it; 0: one a core."""
+    algorithm: str = "grpo"
+    """What practice learns by: a name or module:attribute."""
+    verifier_processes: int = Field(default=1, ge=1)
+    """Processes for verifiers that are not async."""
+
+
+class PricesSettings(Settings):
+    """[prices]: the price book."""
+
+    book: str | None = None
+    """A TOML file of prices; None: the book that ships with honed, whose prices are assumptions."""
+
+
+class Config(Settings):
+    """One TOML file. Relative paths in it are relative to its folder."""
+
+    model: ModelSettings = ModelSettings()
+    store: StoreSettings = StoreSettings()
+    serve: ServeSettings = ServeSettings()
+    watch: WatchSettings = WatchSettings()
+    engine: EngineSettings = EngineSettings()
+    scripted: ScriptedSettings = ScriptedSettings()
+    capture: CaptureSettings = CaptureSettings()
+    curate: CurateSettings = CurateSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    lora: LoraSettings = LoraSettings()
+    train: TrainSettings = TrainSettings()
+    sft: SftSettings = SftSettings()
+    grpo: GrpoSettings = GrpoSettings()
+    dpo: DpoSettings = DpoSettings()
+    learn: LearnSettings = LearnSettings()
+    learner: LearnerSection = LearnerSection()
+    gate: GateSettings = GateSettings()
+    run: RunSettings = RunSettings()
+    prices: PricesSettings = PricesSettings()
+    tasks: TasksSettings = TasksSettings()
+
+
+LEARNED = ("model", "lora", "train", "sft", "grpo", "dpo", "learn", "learner", "rollout", "curate")
+"""The sections that decide what a version learns: a turn that is under way may not change them."""
+
+
+def load_config(path: str | Path) -> Config:
+    """The config in a TOML file, refused (ConfigError naming the keys) where it could only waste money.
+
+    Relative paths become relative to the file, whose folder is put on the import path for plug-ins.
+    """
+    path = Path(path).absolute()
+    config = parse(Config, read_toml(path), source=str(path))
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    config = _absolute(config, path.parent)
+    check(config)
+    return config
+
+
+def check(config: Config) -> None:
+    """Refuses a config that could only waste money, before any compute. Raises ConfigError naming the keys."""
+    lessons.check(config.learn, config.curate, config.sft.batch_size)
+    if config.curate.maker:
+        plugins.resolve("maker", config.curate.maker)
+    if config.learn.steps and (config.rollout.temperature <= 0 or config.rollout.top_p < 1):
+        raise ConfigError(
+            f"rollout.temperature = {config.rollout.temperature} and rollout.top_p = {config.rollout.top_p}: practice "
+            "must sample from the whole distribution of the policy. Set them above 0 and to 1."
+        )
+
+
+def recipe(config: Config) -> str:
+    """Digest of what decides how a version learns; changing prices or ports under a running turn is allowed."""
+    sections = {name: getattr(config, name) for name in LEARNED}
+    return recipe_digest(Config(**sections))
+
+
+def _absolute(config: Config, folder: Path) -> Config:
+    """Paths relative to the config's folder become absolute."""
+
+    def path(value: str | None) -> str | None:
+        return value if value is None or "://" in value else str((folder / Path(value).expanduser()).absolute())
+
+    kept = config.store
+    model, source = config.model, config.model.source
+    if source.endswith(".gguf") or source.startswith((".", "~", "/")):
+        model = model.model_copy(update={"source": path(source)})
+    changes = {
+        "store": kept.model_copy(update={"root": path(kept.root), "url": path(kept.url), "blobs": path(kept.blobs)}),
+        "model": model.model_copy(update={"cache": path(model.cache)}),
+        "prices": config.prices.model_copy(update={"book": path(config.prices.book)}),
+    }
+    return config.model_copy(update=changes)

@@ -1,0 +1,76 @@
+"""The gateway, joined: an engine child, the fleet that follows releases, the recorder, the watch."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from honed.api.gateway import Gateway
+from honed.api.serve import serve
+from honed.api.watch import Watch
+from honed.assemble.config import Config
+from honed.assemble.model import open_store, prepared, price_book, renderer_of
+from honed.economics.meter import Meter
+from honed.engine.fleet import Fleet
+from honed.engine.process import EngineProcess
+from honed.engine.token_model import TokenModel
+from honed.record import CaptureLog, Drainer, Recorder
+from honed.store import Store
+from honed.types import Turn
+
+
+async def serve_gateway(config: Config, *, port: int | None = None, ready: Callable[[int], None] | None = None) -> None:
+    """`honed serve`: brings the engine child up, serves the line's released version, and records until SIGTERM."""
+    root = Path(config.store.root).absolute()
+    records = open_store(config)
+    renderer = renderer_of(config)  # before the child: a conversion shall not run twice
+    prepared(config)
+    settings = config.scripted if config.model.source == "scripted" else config.engine
+    engine = EngineProcess(
+        config.model.source, settings.model_dump(mode="json"), folder=root / "run", log_path=root / "log" / "engine.log"
+    )
+    await engine.start()
+    try:
+        fleet = Fleet(engine, records, config.model.line, replica=f"{socket.gethostname()}-{os.getpid()}")
+        await fleet.follow()
+        capture = CaptureLog(root / "capture", fsync=config.serve.fsync)
+        meter = Meter(price_book(config), line=config.model.line, stage="serve", cores=os.cpu_count() or 1)
+        recorder = Recorder(TokenModel(engine, renderer, fleet.version_of), capture, on_turn=_charge(meter))
+        drainer = Drainer(root / "capture", records)
+        serving = config.serve if port is None else config.serve.model_copy(update={"port": port})
+        gateway = Gateway(
+            model=recorder, fleet=fleet, store=records, capture=capture, drainer=drainer, settings=serving
+        )
+        watch = Watch(records, config.model.line, config.watch)
+        poll = config.serve.poll_seconds
+        background: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            functools.partial(fleet.run, poll),
+            functools.partial(drainer.run, poll),
+            functools.partial(_keep_books, meter, records),
+            watch.run,
+        ]
+        await serve(gateway, background, ready=ready)
+    finally:
+        await engine.close()
+
+
+def _charge(meter: Meter) -> Callable[[Turn], None]:
+    def charge(turn: Turn) -> None:
+        meter.charge_turn(turn, activity="generate")
+
+    return charge
+
+
+async def _keep_books(meter: Meter, records: Store, interval_seconds: float = 1.0) -> None:
+    """Moves what serving cost into the ledger, a second late at most."""
+    try:
+        while True:
+            await asyncio.sleep(interval_seconds)
+            records.ledger.add(meter.drain())
+    finally:
+        records.ledger.add(meter.drain())

@@ -1,0 +1,55 @@
+"""The ledger, joined from the store: spend, cost per token and per success, intelligence per dollar of versions."""
+
+from __future__ import annotations
+
+from honed.assemble.config import Config
+from honed.assemble.model import price_book
+from honed.economics.report import LedgerReport, VersionCost, ledger_report, loop_entries, version_cost
+from honed.economics.success import SuccessCost, served_requests, success_cost
+from honed.store import Store
+from honed.types import Entry, Release, Verdict
+
+
+def ledger_of(config: Config, records: Store) -> LedgerReport:
+    """The whole ledger of the config's line."""
+    line = config.model.line
+    entries = records.ledger.list(line=line, limit=None)
+    served = _served(config, records, entries)
+    return ledger_report(
+        entries, price_book(config), successes=list(served.values()), versions=_versions(records, line, entries, served)
+    )
+
+
+def _served(config: Config, records: Store, entries: list[Entry]) -> dict[str, SuccessCost]:
+    """What a success cost while each version served."""
+    line, metric = config.model.line, config.watch.metric
+    success = {trace: float(value) for trace, _, value, _ in records.feedback.live(line, name=metric)}
+    traces = records.traces.list(origin="production", line=line, limit=None)
+    by_version = served_requests(traces, entries, success)
+    return {version: success_cost(requests, version) for version, requests in sorted(by_version.items())}
+
+
+def _versions(records: Store, line: str, entries: list[Entry], served: dict[str, SuccessCost]) -> list[VersionCost]:
+    """Intelligence per dollar of every version that a gate promoted, each against the turns since the one before."""
+    costs: list[VersionCost] = []
+    previous_at = 0.0
+    verdicts = {verdict.id: verdict for verdict in records.verdicts.list()}
+    for release in records.releases.list(line):
+        verdict = verdicts.get(release.verdict or "")
+        if release.kind != "promote" or verdict is None:
+            continue
+        costs.append(_cost(release, verdict, loop_entries(entries, release.at, previous_at, line), served))
+        previous_at = release.at
+    return costs
+
+
+def _cost(release: Release, verdict: Verdict, turn: list[Entry], served: dict[str, SuccessCost]) -> VersionCost:
+    target = next(suite for suite in verdict.suites if suite.role == "target")
+    return version_cost(
+        release.version,
+        verdict.baseline,
+        target,
+        turn,
+        before=served.get(verdict.baseline),
+        after=served.get(release.version),
+    )

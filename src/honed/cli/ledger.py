@@ -1,0 +1,70 @@
+"""`honed ledger`: where the money went, and what it bought."""
+
+from __future__ import annotations
+
+import typer
+
+from honed.assemble import ledger_of
+from honed.cli import output
+from honed.economics.report import LedgerReport, VersionCost
+from honed.economics.success import SuccessCost
+
+
+def ledger(config: output.ConfigOption = output.DEFAULT_CONFIG, json: output.JsonOption = False) -> None:
+    """Dollars by activity and outcome, per million tokens, per verified success, and intelligence per dollar."""
+    found = ledger_of(output.settings(config), output.store(config))
+    if json:
+        output.show_json(found)
+        return
+    typer.echo(f"prices: {found.basis}")
+    for device, basis in found.bases.items():
+        typer.echo(f"  {device}: {basis}")
+    typer.echo(f"spent {output.dollars(found.dollars)}, of it waste {output.dollars(found.waste_dollars)}")
+    if found.num_unpriced:
+        typer.echo(f"  {found.num_unpriced} entries have no price: the sums are too small by what they cost")
+    _show_spend(found)
+    for cost in found.tokens:
+        full, busy = output.dollars(cost.full_per_million), output.dollars(cost.busy_per_million)
+        typer.echo(f"{cost.stage}: {cost.tokens} tokens, {full} per million ({busy} while busy)")
+    for success in found.successes:
+        typer.echo(_success(success))
+    for version in found.versions:
+        typer.echo(_version(version))
+
+
+def _show_spend(found: LedgerReport) -> None:
+    rows = [
+        (
+            r.stage,
+            r.activity,
+            r.outcome,
+            f"{r.seconds:.1f}",
+            r.tokens,
+            output.dollars(r.dollars),
+            output.percent(r.share),
+        )
+        for r in found.spend
+    ]
+    columns = ("stage", "activity", "outcome", "busy seconds", "tokens", "cost", "share")
+    output.show_table(columns, rows, empty="Nothing was spent yet.")
+
+
+def _success(cost: SuccessCost) -> str:
+    if cost.dollars_per_success is None:
+        return f"{cost.version}: {cost.num_requests} requests, no verified success ({cost.note})"
+    interval = (
+        f" [{output.dollars(cost.low)}, {output.dollars(cost.high)}]" if cost.low is not None else f" ({cost.note})"
+    )
+    return (
+        f"{cost.version}: {cost.num_requests} requests, success {output.percent(cost.success_rate)}, "
+        f"{output.dollars(cost.dollars_per_success)} per verified success{interval}"
+    )
+
+
+def _version(cost: VersionCost) -> str:
+    gain = f"{100 * cost.gain:+.1f} points [{100 * cost.low:+.1f}, {100 * cost.high:+.1f}]"
+    head = f"{cost.version}: held-out gain over {cost.parent} {gain} for {output.dollars(cost.dollars)} ({cost.basis})"
+    if cost.points_per_dollar is None:
+        return f"{head}; {cost.note}"
+    low, high = cost.points_per_dollar_low, cost.points_per_dollar_high
+    return f"{head}: {cost.points_per_dollar:.0f} points per dollar [{low:.0f}, {high:.0f}] {cost.note}"

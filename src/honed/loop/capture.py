@@ -1,0 +1,190 @@
+"""The first arrow: which conversations look wrong, by small pure functions Trace -> str | None.
+
+A signal is a hint for curation and never a judgement: what is practised is decided by verifiers. `flag` runs the
+signals over a line's production traces and writes their names to the store.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import jsonschema
+import msgspec
+
+from honed import plugins
+from honed.config import Settings
+from honed.log import log
+from honed.loop import paths
+from honed.protocols import Signal
+from honed.store import Store
+from honed.types import Feedback, ToolCall, Trace
+
+NEGATIVE = "negative_feedback"
+
+
+class CaptureSettings(Settings):
+    """[capture]: what counts as a sign of failure, and how many make a turn of the loop worth its price."""
+
+    metric: str = "success"
+    """Name of the feedback metric that says how it went."""
+    threshold: float = 0.5
+    """A metric below this is negative."""
+    signals: tuple[str, ...] = ("bad_call", "tool_error", "recovered_error", "empty", "truncated", "repeated")
+    """Signals besides negative feedback: built-in names or module:attribute."""
+    failures: tuple[str, ...] = (NEGATIVE, "bad_call", "tool_error", "empty", "truncated", "repeated")
+    """Signals that make a conversation a failure to learn from; others are only noted."""
+    min_failures: int = 8
+    """A turn of the loop starts when at least this many conversations failed since the last one."""
+    max_traces: int = 10_000
+    """At most this many conversations are looked at in one turn, newest first."""
+
+
+# ------------------------------------------------------------------------------------------------ the signals
+
+
+def bad_call(trace: Trace) -> str | None:
+    """A tool call that names no offered tool, whose arguments are no JSON object, or that its schema refuses."""
+    schemas = {tool.name: tool.parameters for tool in trace.tools}
+    calls = [call for turn in paths.last_path(trace) for call in turn.reply.tool_calls]
+    return "bad_call" if any(not fits(call, schemas) for call in calls) else None
+
+
+def tool_error(trace: Trace) -> str | None:
+    """The last word of a tool was an error, and nothing mended it."""
+    return "tool_error" if _tool_failures(trace)[-1:] == [True] else None
+
+
+def recovered_error(trace: Trace) -> str | None:
+    """A tool reported an error, and a later call went well."""
+    failures = _tool_failures(trace)
+    return "recovered_error" if any(failures) and not failures[-1] else None
+
+
+def empty(trace: Trace) -> str | None:
+    """The newest reply says nothing and calls nothing."""
+    path = paths.last_path(trace)
+    if not path or path[-1].fidelity == "redacted":
+        return None
+    reply = path[-1].reply
+    return "empty" if not reply.tool_calls and not (reply.content or "").strip() else None
+
+
+def truncated(trace: Trace) -> str | None:
+    """A reply ran into its length limit."""
+    return "truncated" if any(turn.finish == "length" for turn in paths.last_path(trace)) else None
+
+
+def repeated(trace: Trace) -> str | None:
+    """The same reply (text and calls) was given twice in a row."""
+    said = [_said(turn.reply.content, turn.reply.tool_calls) for turn in paths.last_path(trace)]
+    twice = any(one == other and one != ("", ()) for one, other in itertools.pairwise(said))
+    return "repeated" if twice else None
+
+
+BUILT_IN: dict[str, Signal] = {
+    "bad_call": bad_call,
+    "tool_error": tool_error,
+    "recovered_error": recovered_error,
+    "empty": empty,
+    "truncated": truncated,
+    "repeated": repeated,
+}
+
+
+def negative(feedback: Iterable[Feedback], settings: CaptureSettings) -> Signal:
+    """A signal that knows what people said: the newest value of the metric is below the threshold, or somebody
+    corrected the answer."""
+    rows: dict[str, list[Feedback]] = {}
+    for row in feedback:
+        rows.setdefault(row.target, []).append(row)
+
+    def negative_feedback(trace: Trace) -> str | None:
+        found = [row for target in (trace.id, *(turn.id for turn in trace.turns)) for row in rows.get(target, ())]
+        metrics = [row for row in found if row.kind == "metric" and row.name == settings.metric]
+        if any(row.kind == "correction" for row in found):
+            return NEGATIVE
+        newest = max(metrics, key=lambda row: (row.at, row.id), default=None)
+        return NEGATIVE if newest is not None and float(newest.value) < settings.threshold else None
+
+    return negative_feedback
+
+
+def signals_of(trace: Trace, signals: Sequence[Signal]) -> tuple[str, ...]:
+    """The names that the signals give, each once, in their order. A signal that raises is reported and says nothing."""
+    names: list[str] = []
+    for signal in signals:
+        try:
+            name = signal(trace)
+        except Exception as error:  # the boundary: somebody else's signal must not stop the loop
+            log(
+                "capture.signal_raised",
+                signal=getattr(signal, "__name__", str(signal)),
+                trace=trace.id,
+                error=repr(error),
+            )
+            continue
+        if name is not None and name not in names:
+            names.append(name)
+    return tuple(names)
+
+
+# --------------------------------------------------------------------------------------------------- the arrow
+
+
+def flag(store: Store, line: str, since: float, settings: CaptureSettings | None = None) -> list[Trace]:
+    """Runs the signals over the line's production traces since then and writes their names to the store.
+
+    Returns the failures, oldest first: the traces with at least one of `settings.failures`. Running it again changes
+    nothing but what late feedback changed.
+    """
+    settings = settings or CaptureSettings()
+    traces = store.traces.list(origin="production", line=line, since=since, limit=settings.max_traces)
+    targets = [id for trace in traces for id in (trace.id, *(turn.id for turn in trace.turns))]
+    signals = [negative(store.feedback.of(targets), settings), *resolve(settings.signals)]
+    failures, counts = [], Counter[str]()
+    for trace in reversed(traces):
+        names = signals_of(trace, signals)
+        counts.update(names)
+        if names != trace.signals:
+            store.traces.set_signals(trace.id, names)
+        if set(names) & set(settings.failures):
+            failures.append(msgspec.structs.replace(trace, signals=names))
+    log("capture.flagged", line=line, traces=len(traces), failures=len(failures), **counts)
+    return failures
+
+
+def resolve(names: Sequence[str]) -> list[Signal]:
+    """Signals by name. Raises ConfigError for a name that nobody knows."""
+    return [BUILT_IN[name] if name in BUILT_IN else plugins.resolve("signal", name) for name in names]
+
+
+def fits(call: ToolCall, schemas: dict[str, dict[str, object]]) -> bool:
+    """Whether a call names one of the tools and its arguments satisfy that tool's schema. A schema that is itself
+    broken accepts every JSON object: that is the tool's fault, not the model's."""
+    if call.name not in schemas:
+        return False
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        return False
+    if not isinstance(arguments, dict):
+        return False
+    try:
+        jsonschema.validate(arguments, schemas[call.name])
+    except jsonschema.ValidationError:
+        return False
+    except jsonschema.SchemaError:
+        return True
+    return True
+
+
+def _tool_failures(trace: Trace) -> list[bool]:
+    said = paths.messages(paths.last_path(trace))
+    return [paths.tool_failed(message) for message in said if message.role == "tool"]
+
+
+def _said(content: str | None, calls: tuple[ToolCall, ...]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return (content or "").strip(), tuple((call.name, call.arguments) for call in calls)

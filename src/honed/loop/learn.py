@@ -1,0 +1,278 @@
+"""The fourth arrow: from demonstrations and practice to a new Version, by SFT and then reinforcement learning.
+
+Every step is `lesson -> samples -> forward_backward -> step -> snapshot -> save`. Lessons come from the plan
+(lessons.py), groups from the buffer, which replays what a crash left; so a turn that is killed at any moment goes on to
+the same weights. It knows no torch: the trainer sums losses, the algorithm has decided every weight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from honed import codec
+from honed.errors import Refused
+from honed.log import log
+from honed.loop import curate, lessons
+from honed.loop.buffer import Buffer
+from honed.loop.curate import CurateSettings
+from honed.loop.lessons import PROBE_STEP, LearnSettings, Phase, Plan, Progress
+from honed.loop.rollout import OnEvent, Rollouts, is_flat, judged, silent
+from honed.protocols import Algorithm, Engine, Snapshot, StepResult, Trainer
+from honed.store import Store
+from honed.types import Group, Sample, Task, Version
+
+Save = Callable[[Progress], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """Everything that learning needs, as objects."""
+
+    store: Store
+    trainer: Trainer
+    engine: Engine
+    rollouts: Rollouts
+    sft: Phase
+    practice: Phase
+    settings: LearnSettings = field(default_factory=LearnSettings)
+    curate: CurateSettings = field(default_factory=CurateSettings)
+    base: str = ""
+    on_event: OnEvent = silent
+
+
+async def learn(lesson: Lesson, plan: Plan, progress: Progress, save: Save) -> tuple[Version, Progress]:
+    """Learns what is left of the plan after `progress`, saving after every snapshot, and stores the new Version.
+
+    Raises Refused when nothing at all could be learned (no demonstration, and no group with two different scores), and
+    EngineError(retryable=True) when the learner died: call again with the last saved progress and a new learner.
+    """
+    return await _Learning(lesson, plan, progress, save).run()
+
+
+class _Learning:
+    """One turn's learning, from a progress to a version."""
+
+    def __init__(self, lesson: Lesson, plan: Plan, progress: Progress, save: Save) -> None:
+        self.lesson, self.plan, self.progress, self.save = lesson, plan, progress, save
+        self.settings, self.store = lesson.settings, lesson.store
+        self.published = ""
+        self.buffer = Buffer(
+            store=lesson.store, run=plan.run, seed=plan.seed, subject=plan.candidate, on_group=self._on_group
+        )
+
+    async def run(self) -> tuple[Version, Progress]:
+        await self._restore()
+        await self._imitate()
+        await self._probe()
+        await self._practise()
+        if not self.progress.applied:
+            raise Refused(
+                f"nothing could be learned for {self.plan.line}@{self.plan.number}: {len(self.plan.imitated)} "
+                f"demonstrations, {self.progress.skipped} steps of practice without a group of different scores. "
+                + " ".join(self.progress.notes)
+            )
+        return await self._finish(), self.progress
+
+    # -------------------------------------------------------------------------------------------- the phases
+
+    async def _restore(self) -> None:
+        parent, snapshot = self.plan.parent, self.progress.snapshot
+        if snapshot is not None:
+            await self.lesson.trainer.restore(snapshot, optimiser=True)
+        elif parent.number == 0:
+            await self.lesson.trainer.restore(None)
+        else:
+            kept = Snapshot(uri=parent.uri, digest=parent.digest, optimiser=parent.optimiser)
+            await self.lesson.trainer.restore(kept, optimiser=self.settings.keep_optimiser)
+
+    async def _imitate(self) -> None:
+        plan, sft = self.plan, self.lesson.sft
+        total = sft.passes * lessons.num_batches(len(plan.imitated), sft.batch_size)
+        if not self.settings.imitate or self.progress.sft >= total:
+            return
+        shown = {id: await asyncio.to_thread(self.store.traces.get, id) for id in plan.imitated}
+        while (step := self.progress.sft) < total:
+            batch = [shown[id] for id in lessons.sft_batch(plan, sft, step)]
+            groups = [Group(id=f"group_{trace.id}", task=trace.task or "", traces=(trace,)) for trace in batch]
+            rate = lessons.learning_rate(sft.learning_rate, step, self.settings.warmup_steps)
+            result = await self._update(sft.algorithm, sft.algorithm(groups), rate)
+            self._tell("learn.imitated", step=step + 1, of=total, loss=result.loss, seconds=result.seconds)
+            await self._advance(result, sft=step + 1, last=step + 1 == total)
+
+    async def _probe(self) -> None:
+        """Sets aside what the policy that will practise always or never passes."""
+        if self.progress.practised is not None:
+            return
+        tasks, attempts = self.plan.tasks, self.lesson.curate.probe_attempts
+        if self.settings.steps and tasks and attempts:
+            version = await self._publish()
+            groups = await self._fill(PROBE_STEP, 0, tasks, version, attempts)
+            worth = await asyncio.to_thread(curate.set_aside, self.store, groups, self.lesson.curate, version=version)
+            self._tell("learn.probed", tasks=len(tasks), practised=len(worth))
+            tasks = tuple(worth)
+        self.progress = msgspec.structs.replace(self.progress, practised=tasks)
+        await self.save(self.progress)
+
+    async def _practise(self) -> None:
+        settings = self.settings
+        while (step := self.progress.steps) < settings.steps and self.progress.practised:
+            if self.progress.skipped_now >= settings.max_skipped:
+                await self._give_up(step)
+                return
+            version = await self._publish()
+            groups, samples = await self._lesson_of(step, version)
+            scores = [score for group in groups for score in judged(group)]
+            reward = float(np.mean(scores)) if scores else 0.0
+            rate = lessons.learning_rate(self.lesson.practice.learning_rate, step, settings.warmup_steps)
+            result = await self._update(self.lesson.practice.algorithm, samples, rate)
+            flat, faults = sum(map(is_flat, groups)), sum(t.fault is not None for g in groups for t in g.traces)
+            self._tell(
+                "learn.practised", step=step + 1, of=settings.steps, reward=reward, groups=len(groups), flat=flat,
+                faults=faults, loss=result.loss, skipped=result.skipped, seconds=result.seconds,
+            )  # fmt: skip
+            self.progress = msgspec.structs.replace(
+                self.progress,
+                rewards=(*self.progress.rewards, reward),
+                zero_variance=self.progress.zero_variance + flat,
+                faults=self.progress.faults + faults,
+            )
+            await self._advance(result, steps=step + 1, last=step + 1 == settings.steps)
+
+    async def _lesson_of(self, step: int, version: str) -> tuple[list[Group], list[Sample]]:
+        """The groups of a step of practice; drawn again, a bounded number of times, while all of them scored alike."""
+        tasks, settings, seed = self.progress.practised or (), self.settings, self.plan.seed
+        groups: list[Group] = []
+        for redraw in range(settings.max_redraws + 1):
+            stream, number = (2, step) if redraw == 0 else (3, step * settings.max_redraws + redraw - 1)
+            drawn = lessons.draw(tasks, settings.groups_per_step, seed, stream, number)
+            first = redraw * settings.groups_per_step
+            groups += await self._fill(step + 1, first, drawn, version, settings.group_size)
+            if samples := self.lesson.practice.algorithm(groups):
+                return groups, samples
+        return groups, []
+
+    async def _give_up(self, step: int) -> None:
+        tasks = await asyncio.to_thread(self.store.tasks.find, self.progress.practised or ())
+        names = sorted({f"{task.environment} with {task.verifier}" for task in tasks.values()})
+        note = (
+            f"Practice ended at step {step}: in {self.progress.skipped_now} steps in a row all attempts at each task "
+            f"scored alike ({', '.join(names)}). Make the tasks easier or harder, or raise learn.group_size."
+        )
+        log("learn.gave_up", note=note)
+        self.progress = msgspec.structs.replace(
+            self.progress, steps=self.settings.steps, notes=(*self.progress.notes, note)
+        )
+        await self._snapshot()
+
+    async def _finish(self) -> Version:
+        plan = self.plan
+        snapshot = await self.lesson.trainer.snapshot(f"versions/{plan.line}/{plan.number}")
+        rows = await asyncio.to_thread(self.store.groups.list, plan.run)
+        practised = [trace.id for step, _, group in rows if step != PROBE_STEP for trace in group.traces]
+        ids = [*plan.imitated, *practised] if self.settings.imitate else practised
+        version = Version(
+            line=plan.line,
+            number=plan.number,
+            parent=plan.parent.number,
+            kind="adapter",
+            base=self.lesson.base,
+            uri=snapshot.uri,
+            digest=snapshot.digest,
+            optimiser=snapshot.optimiser,
+            recipe=plan.recipe,
+            data=codec.digest(ids),
+            at=plan.until,
+        )
+        await asyncio.to_thread(self.store.versions.put, version, ids)
+        self._tell("learn.version", version=version.id, digest=version.digest)
+        return version
+
+    # ------------------------------------------------------------------------------------------- the steps
+
+    async def _fill(self, step: int, first_slot: int, tasks: Sequence[str], version: str, attempts: int) -> list[Group]:
+        found: dict[str, Task] = await asyncio.to_thread(self.store.tasks.find, tasks)
+        slots = {first_slot + index: found[id] for index, id in enumerate(tasks)}
+        return await self.buffer.fill(self.lesson.rollouts, step, slots, version, attempts)
+
+    async def _update(self, algorithm: Algorithm, samples: list[Sample], rate: float) -> StepResult:
+        """One optimiser step on the samples; without samples nothing is touched."""
+        if not samples:
+            return StepResult(skipped="no group had two different scores")
+        samples = await self._fill_arrays(algorithm, samples)
+        result = await self.lesson.trainer.forward_backward(samples, algorithm.loss)
+        stepped = await self.lesson.trainer.step(rate)
+        seconds = result.seconds + stepped.seconds
+        meter = self.lesson.rollouts.meter
+        if meter is not None:
+            meter.charge("train", seconds, tokens=result.trained_tokens, line=self.plan.line)
+            await self.lesson.rollouts.flush(self.store, self.plan.candidate)
+        skipped = result.skipped or stepped.skipped
+        return msgspec.structs.replace(
+            result, seconds=seconds, skipped=skipped, grad_norm=stepped.grad_norm or result.grad_norm
+        )
+
+    async def _fill_arrays(self, algorithm: Algorithm, samples: list[Sample]) -> list[Sample]:
+        """The arrays that the algorithm needs and only the trainer or the engine knows."""
+        if "old_logprobs" in algorithm.needs:
+            found = await self.lesson.trainer.logprobs(samples)
+            samples = [
+                msgspec.structs.replace(sample, old_logprobs=np.asarray(values, dtype=np.float32))
+                for sample, values in zip(samples, found, strict=True)
+            ]
+        if "reference" in algorithm.needs:
+            parent = self.plan.parent
+            if parent.number:
+                await self.lesson.engine.load(parent)
+            samples = [await self._with_reference(sample, parent.id) for sample in samples]
+        return samples
+
+    async def _with_reference(self, sample: Sample, version: str) -> Sample:
+        values = await self.lesson.engine.logprobs([int(id) for id in sample.tokens], version)
+        return msgspec.structs.replace(sample, reference=np.asarray([0.0, *values], dtype=np.float32))
+
+    async def _advance(self, result: StepResult, *, last: bool, **done: int) -> None:
+        """Counts a step; snapshots and saves when it is time to, or when the phase ends."""
+        was = self.progress
+        self.progress = msgspec.structs.replace(
+            was,
+            **done,
+            applied=was.applied + (not result.skipped),
+            skipped=was.skipped + bool(result.skipped),
+            skipped_now=was.skipped_now + 1 if result.skipped else 0,
+            losses=(*was.losses, float(result.loss)),
+        )
+        if last or self.progress.updates % self.settings.snapshot_every == 0:
+            await self._snapshot()
+
+    async def _snapshot(self) -> None:
+        """A state to resume from, saved with its progress; the one before it is deleted once nothing names it."""
+        plan, old = self.plan, self.progress.snapshot
+        name = f"runs/{plan.run}/{self.progress.updates}"
+        snapshot = await self.lesson.trainer.snapshot(name)
+        self.progress = msgspec.structs.replace(self.progress, snapshot=snapshot)
+        await self.save(self.progress)
+        if old is not None and old.uri != snapshot.uri:
+            await asyncio.to_thread(self.store.blobs.delete, old.uri)
+
+    async def _publish(self) -> str:
+        """Gives the current weights to the rollout engine under the name `line@parent.updates`; forgets the last."""
+        version = f"{self.plan.line}@{self.plan.parent.number}.{self.progress.updates}"
+        if version != self.published:
+            await self.lesson.trainer.publish(version)
+            if self.published:
+                await self.lesson.engine.unload(self.published)
+            self.published = version
+        return version
+
+    def _on_group(self, step: int, group: Group, replayed: bool) -> None:
+        scores = judged(group)
+        self._tell("learn.group", step=step, task=group.task, scores=scores, replayed=replayed, size=len(group.traces))
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        self.lesson.on_event(event, {"run": self.plan.run, **fields})

@@ -1,0 +1,191 @@
+"""What is learned in which step: settings of the learn phase, the plan that a turn fixes, and the order of its lessons.
+
+Everything here is a pure function of the plan, so that a turn which was killed goes on with exactly the lessons that it
+would have had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from pydantic import Field
+
+from honed.config import Settings
+from honed.errors import ConfigError
+from honed.loop.curate import CurateSettings
+from honed.protocols import Algorithm, Snapshot
+from honed.types import Noun, Version
+
+T = TypeVar("T")
+PROBE_STEP = 0
+"""The step number under which a probe's groups are kept; practice starts at 1."""
+
+
+class LearnSettings(Settings):
+    """[learn]: how much is learned in one turn of the loop, and how fast."""
+
+    seed: int = 0
+    """Decides the order of lessons and every draw of practice."""
+    imitate: bool = True
+    """Learn from demonstrations and corrections, by SFT, before practice."""
+    steps: int = Field(default=8, ge=0)
+    """Steps of practice (reinforcement learning) after it; 0: none."""
+    groups_per_step: int = Field(default=8, ge=1)
+    """Tasks practised in one step."""
+    group_size: int = Field(default=8, ge=1)
+    """Attempts at each of them."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which each phase's learning rate rises linearly to its value."""
+    max_redraws: int = Field(default=1, ge=0)
+    """Further draws of tasks for a step whose groups all scored alike."""
+    max_skipped: int = Field(default=3, ge=1)
+    """Practice ends after this many steps in a row in which there was nothing to learn."""
+    snapshot_every: int = Field(default=1, ge=1)
+    """Steps between snapshots to resume from. Groups are kept in any case; what a crash costs is training time."""
+    keep_optimiser: bool = False
+    """Go on with the parent's optimiser state instead of a fresh one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """An algorithm and its pace: `learning_rate` of each step; for SFT also traces per step, passes over them, and the
+    seed of their order."""
+
+    algorithm: Algorithm
+    learning_rate: float
+    batch_size: int = 8
+    passes: int = 1
+    seed: int = 0
+
+
+class Plan(Noun, frozen=True, kw_only=True):
+    """What a turn learns, fixed and stored before it starts: `tasks` to practise, `demonstrations` and `replay` (trace
+    ids) to imitate, `seed`, and the candidate's `number`. `parent` is the version that it starts from; `recipe` the
+    digest of the config, which must not change under a running turn. `since` to `until` is the traffic looked at."""
+
+    run: str
+    line: str
+    number: int
+    parent: Version
+    tasks: tuple[str, ...] = ()
+    demonstrations: tuple[str, ...] = ()
+    replay: tuple[str, ...] = ()
+    seed: int = 0
+    recipe: str = ""
+    since: float = 0.0
+    until: float = 0.0
+
+    @property
+    def candidate(self) -> str:
+        """The id of the version that the turn makes."""
+        return f"{self.line}@{self.number}"
+
+    @property
+    def imitated(self) -> tuple[str, ...]:
+        """The trace ids of the SFT phase, in their order before shuffling."""
+        return (*self.demonstrations, *self.replay)
+
+
+class Progress(Noun, frozen=True, kw_only=True):
+    """How far a turn has learned. Stored only together with the snapshot that it describes.
+
+    `practised` are the tasks that the probe left (None: not probed yet); `skipped` counts steps without anything to
+    learn, `skipped_now` those in a row; `rewards` is the mean score of each step of practice.
+    """
+
+    sft: int = 0
+    practised: tuple[str, ...] | None = None
+    steps: int = 0
+    applied: int = 0
+    skipped: int = 0
+    skipped_now: int = 0
+    zero_variance: int = 0
+    faults: int = 0
+    rewards: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    snapshot: Snapshot | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def updates(self) -> int:
+        """Steps done in both phases: what a policy between two versions is numbered by."""
+        return self.sft + self.steps
+
+
+def check(learn: LearnSettings, curate: CurateSettings, batch_size: int) -> None:
+    """Refuses a config that could only waste money; `batch_size` is SFT's. Raises ConfigError naming the keys."""
+    if learn.steps and learn.group_size < 2:
+        raise ConfigError(
+            f"learn.group_size = {learn.group_size} with learn.steps = {learn.steps}: a group of one has nothing to be "
+            "compared with and its advantage is always 0. Set learn.group_size to at least 2, or learn.steps = 0."
+        )
+    if learn.steps and learn.groups_per_step > curate.max_tasks:
+        raise ConfigError(
+            f"learn.groups_per_step = {learn.groups_per_step} can never be filled with curate.max_tasks = "
+            f"{curate.max_tasks}. Lower the first or raise the second."
+        )
+    if learn.imitate and batch_size > curate.max_demonstrations + curate.replay:
+        raise ConfigError(
+            f"sft.batch_size = {batch_size} can never be filled with curate.max_demonstrations = "
+            f"{curate.max_demonstrations} and curate.replay = {curate.replay}. Lower the first or raise another."
+        )
+    if curate.holdout_per_kind and not curate.holdout_share:
+        raise ConfigError(
+            f"curate.holdout_per_kind = {curate.holdout_per_kind} with curate.holdout_share = 0: no live conversation "
+            "may be held out. Set curate.holdout_share above 0."
+        )
+    if not learn.steps and not learn.imitate:
+        raise ConfigError("learn.steps = 0 and learn.imitate = false: nothing would be learned. Set one of them.")
+    if learn.steps and curate.probe_attempts == 1:
+        raise ConfigError(
+            "curate.probe_attempts = 1: one attempt can't tell a task that always or never passes. "
+            "Set it to at least 2, or to 0 for no probe."
+        )
+
+
+def num_batches(num: int, batch: int) -> int:
+    """Steps of one pass over `num` things."""
+    return -(-num // batch) if num else 0
+
+
+def sft_batch(plan: Plan, phase: Phase, step: int) -> list[str]:
+    """The trace ids of SFT step `step` (from 0): each pass is a fresh shuffle cut into batches, the last one short."""
+    number, index = divmod(step, num_batches(len(plan.imitated), phase.batch_size))
+    order = shuffled(plan.imitated, plan.seed, phase.seed, 1, number)
+    return order[index * phase.batch_size : (index + 1) * phase.batch_size]
+
+
+def draw(tasks: Sequence[str], size: int, seed: int, stream: int, number: int) -> list[str]:
+    """The `number`-th draw of `size` tasks from an endless row of shuffles: every task comes equally often, give or
+    take one, and none twice in a draw. Fewer tasks than `size`: all of them."""
+    if len(tasks) <= size:
+        return shuffled(tasks, seed, stream, number)
+    drawn: list[str] = []
+    for position in range(number * size, (number + 1) * size):
+        cycle, index = divmod(position, len(tasks))
+        drawn.append(shuffled(tasks, seed, stream, cycle)[index])
+    return _distinct(drawn, tasks)
+
+
+def shuffled(items: Sequence[T], *seed: int) -> list[T]:
+    """A permutation that depends on the seed's numbers alone."""
+    return [items[index] for index in np.random.default_rng(seed).permutation(len(items))]
+
+
+def learning_rate(peak: float, step: int, warmup_steps: int) -> float:
+    """The rate of a phase's step (from 0): linear over the warm-up, then constant."""
+    return peak * min(1.0, (step + 1) / (warmup_steps + 1))
+
+
+def _distinct(drawn: list[str], tasks: Sequence[str]) -> list[str]:
+    """A draw across two shuffles may hold a task twice: the second one becomes the next task that is not in it."""
+    there: set[str] = set()
+    result = []
+    for id in drawn:
+        chosen = id if id not in there else next(other for other in tasks if other not in there and other not in drawn)
+        there.add(chosen)
+        result.append(chosen)
+    return result

@@ -1,0 +1,48 @@
+"""For tests, yours included: fakes that fill every slot of the loop, and checks of what a plug-in must do."""
+
+from honed.testing.checks import check_channel, check_engine, check_environment, check_sandbox
+from honed.testing.fakes import (
+    RENDERER,
+    RIGHT,
+    WRONG,
+    FakeEngine,
+    FakeEnvironment,
+    FakeLearner,
+    FakeRuntime,
+    FakeScorer,
+    FakeTrainer,
+    VirtualClock,
+    fake_session,
+    fake_sessions,
+    fake_task,
+    gather,
+    make_fake_task,
+    read_fake,
+    says_right,
+    write_fake,
+)
+
+__all__ = [
+    "RENDERER",
+    "RIGHT",
+    "WRONG",
+    "FakeEngine",
+    "FakeEnvironment",
+    "FakeLearner",
+    "FakeRuntime",
+    "FakeScorer",
+    "FakeTrainer",
+    "VirtualClock",
+    "check_channel",
+    "check_engine",
+    "check_environment",
+    "check_sandbox",
+    "fake_session",
+    "fake_sessions",
+    "fake_task",
+    "gather",
+    "make_fake_task",
+    "read_fake",
+    "says_right",
+    "write_fake",
+]

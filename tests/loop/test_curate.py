@@ -1,0 +1,170 @@
+"""From failures to tasks and demonstrations: deduplicated, split by key, checked by a program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from honed import codec
+from honed.loop import curate
+from honed.loop.curate import CurateSettings, keep_distinct
+from honed.store import Store, open_store
+from honed.testing import RENDERER, FakeEngine, fake_task, make_fake_task
+from honed.types import Fault, Group, Score, Task, Trace
+
+from .road import LINE, traffic
+
+SETTINGS = CurateSettings()
+
+
+async def failures(store: Store, num: int = 24) -> list[Trace]:
+    """`num` different refunds, all of which failed."""
+    engine = FakeEngine({"refund": 0.0})
+    return await traffic(
+        store, engine, [f"refund case {i} of item {i * 7} now" for i in range(num)], version=f"{LINE}@0", at=1.0
+    )
+
+
+async def test_only_keys_of_the_train_split_are_practised_or_imitated(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    failed = await failures(store)
+    found = curate.curate(store, failed, make_fake_task, RENDERER, SETTINGS, line=LINE)
+    expected = [t for t in map(make_fake_task, failed) if t is not None and t.split == "train"]
+    assert 0 < len(expected) < len(failed)
+    assert [task.id for task in found.tasks] == [task.id for task in expected]
+    assert {task.split for task in store.tasks.list()} == {"train"}
+    assert found.set_aside["its key is held out"] == len(failed) - len(expected)
+    sources = {task.source for task in found.tasks}
+    assert {shown.tags["source"] for shown in found.demonstrations} <= sources
+    assert found.kinds == {"refund": len(failed)}
+
+
+async def test_curating_twice_changes_nothing(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    failed = await failures(store)
+    once = curate.curate(store, failed, make_fake_task, RENDERER, SETTINGS, line=LINE)
+    assert curate.curate(store, failed, make_fake_task, RENDERER, SETTINGS, line=LINE) == once
+    assert store.traces.count(origin="demonstration") == len(once.demonstrations) > 0
+
+
+async def test_every_task_has_a_verifier_and_its_source(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    failed = await failures(store)
+
+    def careless(trace: Trace) -> Task | None:
+        task = make_fake_task(trace)
+        assert task is not None
+        return msgspec.structs.replace(task, verifier="" if trace.id.endswith("1") else task.verifier)
+
+    found = curate.curate(store, failed, careless, None, SETTINGS, line=LINE)
+    assert all(task.verifier and store.traces.get(task.source) for task in found.tasks)
+    assert found.set_aside["no program can check it"] == sum(trace.id.endswith("1") for trace in failed)
+    assert found.demonstrations == ()
+
+
+async def test_a_maker_that_raises_loses_one_conversation_only(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    failed = await failures(store)
+
+    def fragile(trace: Trace) -> Task | None:
+        if trace.id.endswith("_3"):
+            raise KeyError("order")
+        return make_fake_task(trace)
+
+    found = curate.curate(store, failed, fragile, None, SETTINGS, line=LINE)
+    assert found.set_aside["no program can check it"] == 1
+
+
+def test_the_same_words_in_another_dress_are_one_task() -> None:
+    aside: Counter[str] = Counter()
+    tasks = [fake_task(text, key=text) for text in ("refund order 7 please", "refund  ORDER 7, please!", "refund it")]
+    assert keep_distinct(tasks, [], 0.9, aside) == [tasks[0], tasks[2]]
+    assert aside == {"repeats another task": 1}
+
+
+def test_different_numbers_are_different_tasks() -> None:
+    tasks = [fake_task(f"refund order {i} please") for i in range(5)]
+    assert keep_distinct(tasks, [], 0.9, Counter()) == tasks
+
+
+def test_nothing_near_a_held_out_task_is_practised() -> None:
+    aside: Counter[str] = Counter()
+    sealed = fake_task("refund order 7 please", split="holdout")
+    near = fake_task("refund order 7, please!!", split="train")
+    assert keep_distinct([near], [sealed], 0.9, aside) == []
+    assert aside == {"near a held-out task": 1}
+
+
+def test_jaccard_against_hand_computed() -> None:
+    one, other = fake_task("refund order 7 for me"), fake_task("refund order 7 for you")
+    shared = curate.shingles(one) & curate.shingles(other)
+    assert shared == {"refund order 7", "order 7 for"}  # of 3 + 3 - 2 = 4 triples: 0.5
+    assert curate.near(curate.shingles(one), [curate.shingles(other)], 0.5)
+    assert not curate.near(curate.shingles(one), [curate.shingles(other)], 0.51)
+
+
+async def test_held_out_tasks_are_random_traffic_whatever_the_outcome(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    texts = [f"refund case {i} of item {i * 7} now" for i in range(60)]
+    traces = await traffic(store, FakeEngine({"refund": 0.5}), texts, version=f"{LINE}@0", at=1.0)
+    failed = [t for t in traces if t.turns[0].reply.content == "wrong"]
+    settings = CurateSettings(holdout_per_kind=8)
+    found = curate.curate(store, failed, make_fake_task, None, settings, line=LINE)
+    assert len(found.holdout) == 8
+    assert {task.split for task in found.holdout} == {"holdout"}
+    outcomes = {store.traces.get(task.source).turns[0].reply.content for task in found.holdout}
+    assert outcomes == {"right", "wrong"}
+    assert not {t.id for t in found.holdout} & {t.id for t in found.tasks}
+    again = curate.curate(store, failed, make_fake_task, None, settings, line=LINE)
+    assert again.holdout == ()  # the suite is full: sealed tasks are not swapped
+
+
+async def test_replay_is_what_went_well_and_is_not_held_out(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    texts = [f"order case {i} of item {i * 7} now" for i in range(40)]
+    await traffic(store, FakeEngine({"order": 0.5}), texts, version=f"{LINE}@0", at=1.0)
+    capture = curate.CaptureSettings()
+    found = curate.replay(store, make_fake_task, capture, CurateSettings(replay=6), line=LINE, since=0.0)
+    assert len(found) == 6
+    assert all(trace.turns[0].reply.content == "right" for trace in found)
+    assert all(codec.split_of(trace.turns[0].added[0].content or "") == "train" for trace in found)
+    assert curate.replay(store, make_fake_task, capture, CurateSettings(), line=LINE, since=0.0) == []
+
+
+def group(task: Task, scores: list[float | None]) -> Group:
+    """A group with these scores; None is a fault."""
+    fault = Fault(boundary="verifier", kind="timeout", message="late")
+    traces = tuple(
+        Trace(
+            id=f"{task.id}.{i}",
+            origin="rollout",
+            score=None if score is None else Score(value=score),
+            fault=fault if score is None else None,
+            at=0.0,
+        )
+        for i, score in enumerate(scores)
+    )
+    return Group(id=task.id, task=task.id, traces=traces)
+
+
+def test_a_probe_sets_aside_what_always_or_never_passes_with_the_reason(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    tasks = [fake_task(f"refund {name}", split="train") for name in ("easy", "hard", "mixed", "partly", "broken")]
+    store.tasks.put(tasks)
+    scores: list[list[float | None]] = [[1, 1, 1], [0, 0, None], [0, 1, 0], [0.2, 0.4, 0.2], [None, None, 0]]
+    groups = [group(task, each) for task, each in zip(tasks, scores, strict=True)]
+    worth = curate.set_aside(store, groups, SETTINGS, version="m@1.4")
+    assert worth == [tasks[2].id, tasks[3].id, tasks[4].id]
+    assert [store.tasks.state(task.id) for task in tasks] == ["always", "never", "ready", "ready", "ready"]
+    assert store.tasks.reason(tasks[1].id) == "0 of 2 attempts passed with m@1.4"
+
+
+async def test_what_was_set_aside_is_ready_again_when_it_fails_in_production(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    failed = await failures(store)
+    task = curate.curate(store, failed, make_fake_task, None, SETTINGS, line=LINE).tasks[0]
+    store.tasks.set_state(task.id, "never", "0 of 4")
+    curate.curate(store, failed, make_fake_task, None, SETTINGS, line=LINE)
+    assert store.tasks.state(task.id) == "ready"

@@ -1,0 +1,269 @@
+"""SFT, then practice, to a Version; resumed from any saved progress to the very same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from honed import codec
+from honed.algo.grpo import AnchoredGrpo, Grpo, ProximalGrpo
+from honed.algo.sft import Sft
+from honed.economics.meter import Meter
+from honed.economics.prices import load_book
+from honed.errors import Refused
+from honed.loop.curate import CurateSettings
+from honed.loop.learn import Lesson, learn
+from honed.loop.lessons import LearnSettings, Phase, Plan, Progress
+from honed.protocols import StepResult
+from honed.store import Store, open_store
+from honed.testing import RENDERER, FakeRuntime, FakeTrainer, fake_task, read_fake
+from honed.types import Message, Sample, Task, Version
+
+from .road import LINE, rollouts_of
+
+SETTINGS = LearnSettings(steps=3, groups_per_step=3, group_size=4)
+TASKS = [fake_task(f"refund order {i}", split="train") for i in range(6)]
+
+
+def demonstrations(store: Store, num: int = 4) -> list[str]:
+    """`num` refunds done right, in the store."""
+    from honed.loop.demonstrations import demonstrate
+
+    shown = [
+        demonstrate(
+            RENDERER,
+            (Message(role="user", content=f"refund case {i}"),),
+            (),
+            (Message(role="assistant", content="right"),),
+            line=LINE,
+            at=1.0,
+        )
+        for i in range(num)
+    ]
+    for trace in shown:
+        store.traces.put(trace)
+    return [trace.id for trace in shown]
+
+
+def plan_of(store: Store, tasks: Sequence[Task] = TASKS, num: int = 4, **changes: Any) -> Plan:
+    store.tasks.put(tasks)
+    plan = Plan(
+        run="run_1",
+        line=LINE,
+        number=1,
+        parent=Version(line=LINE, number=0),
+        tasks=tuple(task.id for task in tasks),
+        demonstrations=tuple(demonstrations(store, num)),
+        seed=11,
+        recipe="recipe",
+    )
+    return msgspec.structs.replace(plan, **changes)
+
+
+async def lesson_of(store: Store, folder: Path, skill: float = 0.3, **changes: Any) -> Lesson:
+    learner = await FakeRuntime(folder / "blobs", {"refund": skill}).learner()
+    lesson = Lesson(
+        store=store,
+        trainer=learner.trainer,
+        engine=learner.engine,
+        rollouts=rollouts_of(learner),
+        sft=Phase(algorithm=Sft(), learning_rate=2e-4, batch_size=2),
+        practice=Phase(algorithm=Grpo(), learning_rate=5e-4),
+        settings=SETTINGS,
+        curate=CurateSettings(probe_attempts=4),
+        base="base",
+    )
+    return dataclasses.replace(lesson, **changes)
+
+
+class Saved:
+    """Keeps every saved progress."""
+
+    def __init__(self) -> None:
+        self.all: list[Progress] = []
+
+    async def __call__(self, progress: Progress) -> None:
+        self.all.append(progress)
+
+
+def skills(version: Version) -> dict[str, float]:
+    return read_fake(Path(version.uri), version.digest)[0]
+
+
+async def test_a_version_comes_out_with_its_lineage(tmp_path: Path) -> None:
+    store, saved = open_store(None, tmp_path), Saved()
+    plan = plan_of(store)
+    version, progress = await learn(await lesson_of(store, tmp_path), plan, Progress(), saved)
+    assert (version.id, version.parent, version.base, version.recipe) == (f"{LINE}@1", 0, "base", "recipe")
+    assert skills(version)["refund"] > 0.3
+    groups = [group for step, _, group in store.groups.list("run_1") if step]
+    taught = [*plan.demonstrations, *(trace.id for group in groups for trace in group.traces)]
+    assert version.data == codec.digest(taught)
+    assert store.versions.get(LINE, 1) == version
+    assert {trace for trace, _, _ in store.versions.sources(version.id)} == set(taught)
+    assert (progress.sft, progress.steps, progress.applied) == (2, 3, 5)
+    assert len(progress.rewards) == 3
+    assert len(progress.losses) == 5
+
+
+async def test_resuming_from_any_saved_progress_gives_the_same_weights_and_practises_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    first, saved = open_store(None, tmp_path / "a"), Saved()
+    whole, _ = await learn(await lesson_of(first, tmp_path / "a"), plan_of(first), Progress(), saved)
+    assert len(saved.all) == 2 + 1 + 3  # two SFT steps, the probe, three steps of practice
+    for index in range(len(saved.all)):
+        folder = tmp_path / f"b{index}"
+        store, cut = open_store(None, folder), Saved()
+        plan = plan_of(store)
+
+        async def die(progress: Progress, cut: Saved = cut, index: int = index) -> None:
+            await cut(progress)
+            if len(cut.all) == index + 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            await learn(await lesson_of(store, folder), plan, Progress(), die)
+        attempts = store.traces.count(origin="rollout")
+        again, _ = await learn(await lesson_of(store, folder), plan, cut.all[-1], cut)
+        assert again.digest == whole.digest
+        assert again.data == whole.data
+        assert store.traces.count(origin="rollout") == first.traces.count(origin="rollout") >= attempts
+
+
+async def test_sparse_snapshots_give_the_same_weights(tmp_path: Path) -> None:
+    digests = []
+    for every in (1, 4):
+        store, saved = open_store(None, tmp_path / str(every)), Saved()
+        settings = SETTINGS.model_copy(update={"snapshot_every": every})
+        lesson = await lesson_of(store, tmp_path / str(every), settings=settings)
+        version, _ = await learn(lesson, plan_of(store), Progress(), saved)
+        digests.append(version.digest)
+    assert digests[0] == digests[1]
+
+
+async def test_old_snapshots_are_deleted_and_the_last_one_is_kept(tmp_path: Path) -> None:
+    store, saved = open_store(None, tmp_path), Saved()
+    await learn(await lesson_of(store, tmp_path), plan_of(store), Progress(), saved)
+    assert [path.name for path in (tmp_path / "blobs" / "runs" / "run_1").iterdir()] == ["5"]
+
+
+async def test_a_parents_weights_are_continued(tmp_path: Path) -> None:
+    store, saved = open_store(None, tmp_path), Saved()
+    parent, _ = await learn(await lesson_of(store, tmp_path), plan_of(store), Progress(), saved)
+    plan = plan_of(store, run="run_2", number=2, parent=parent)
+    lesson = await lesson_of(store, tmp_path, settings=SETTINGS.model_copy(update={"steps": 0}))
+    child, _ = await learn(lesson, plan, Progress(), saved)
+    assert child.parent == 1
+    assert skills(child)["refund"] > skills(parent)["refund"]
+
+
+async def test_practice_alone_and_imitation_alone(tmp_path: Path) -> None:
+    for name, settings, num in (("p", {"imitate": False}, 3), ("i", {"steps": 0}, 2)):
+        store, saved = open_store(None, tmp_path / name), Saved()
+        lesson = await lesson_of(store, tmp_path / name, settings=SETTINGS.model_copy(update=settings))
+        _, progress = await learn(lesson, plan_of(store), Progress(), saved)
+        assert progress.applied == num
+
+
+async def test_tasks_that_always_or_never_pass_are_not_practised(tmp_path: Path) -> None:
+    store, saved = open_store(None, tmp_path), Saved()
+    hopeless = [fake_task(f"baggage case {i}", split="train") for i in range(3)]
+    lesson = await lesson_of(store, tmp_path)
+    lesson.engine.skills[""]["baggage"] = 0.0  # type: ignore[attr-defined]
+    _, progress = await learn(lesson, plan_of(store, [*TASKS, *hopeless]), Progress(), saved)
+    assert progress.practised is not None
+    assert not {task.id for task in hopeless} & set(progress.practised)
+    assert [store.tasks.state(task.id) for task in hopeless] == ["never"] * 3
+    assert store.tasks.reason(hopeless[0].id) == f"0 of 4 attempts passed with {LINE}@0.2"
+    practised = {group.task for step, _, group in store.groups.list("run_1") if step}
+    assert practised <= set(progress.practised)
+
+
+async def test_groups_that_all_score_alike_are_redrawn_a_bounded_number_of_times_then_named(tmp_path: Path) -> None:
+    store, saved = open_store(None, tmp_path), Saved()
+    settings = SETTINGS.model_copy(update={"steps": 9, "max_redraws": 2, "max_skipped": 2, "imitate": False})
+    lesson = await lesson_of(store, tmp_path, 0.0, settings=settings, curate=CurateSettings(probe_attempts=0))
+    with pytest.raises(Refused) as caught:
+        await learn(lesson, plan_of(store), Progress(), saved)
+    assert "nothing could be learned" in str(caught.value)
+    assert "fake with says_right" in str(caught.value)
+    progress = saved.all[-1]
+    assert (progress.skipped, progress.applied) == (2, 0)
+    groups = store.groups.list("run_1")
+    assert len(groups) == 2 * 3 * 3  # two steps, three draws, three groups
+    assert progress.zero_variance == len(groups)
+    assert not store.versions.list()
+
+
+async def test_after_imitation_flat_practice_still_gives_a_version_and_says_so(tmp_path: Path) -> None:
+    store, saved = open_store(None, tmp_path), Saved()
+    tasks = [fake_task(f"baggage case {i}", split="train") for i in range(3)]
+    lesson = await lesson_of(store, tmp_path, curate=CurateSettings(probe_attempts=0))
+    lesson.engine.skills[""]["baggage"] = 0.0  # type: ignore[attr-defined]
+    lesson = dataclasses.replace(lesson, settings=SETTINGS.model_copy(update={"steps": 9, "max_skipped": 2}))
+    version, progress = await learn(lesson, plan_of(store, tasks), Progress(), saved)
+    assert version.number == 1
+    assert progress.applied == 2
+    assert "all attempts at each task scored alike" in progress.notes[0]
+
+
+async def test_the_policy_is_published_anew_for_every_step_and_the_last_one_forgotten(tmp_path: Path) -> None:
+    store, saved = open_store(None, tmp_path), Saved()
+    lesson = await lesson_of(store, tmp_path)
+    await learn(lesson, plan_of(store), Progress(), saved)
+    versions = {t.turns[0].versions[0].version for _, _, g in store.groups.list("run_1") for t in g.traces}
+    assert versions == {f"{LINE}@0.{updates}" for updates in (2, 3, 4)}
+    status = await lesson.engine.status()
+    assert status.versions == (f"{LINE}@0.4",)
+
+
+class Arrays(FakeTrainer):
+    """Notes the arrays that samples came with."""
+
+    seen: list[Sample]
+
+    async def forward_backward(self, samples: Sequence[Sample], loss: Any) -> StepResult:
+        """Keeps the samples."""
+        self.seen = [*getattr(self, "seen", []), *samples]
+        return await super().forward_backward(samples, loss)
+
+    async def logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """-1 everywhere."""
+        return [[0.0, *[-1.0] * (len(sample.tokens) - 1)] for sample in samples]
+
+
+@pytest.mark.parametrize(("algorithm", "name"), [(ProximalGrpo(), "old_logprobs"), (AnchoredGrpo(), "reference")])
+async def test_arrays_that_an_algorithm_needs_are_filled(tmp_path: Path, algorithm: Grpo, name: str) -> None:
+    store, saved = open_store(None, tmp_path), Saved()
+    lesson = await lesson_of(store, tmp_path, practice=Phase(algorithm=algorithm, learning_rate=1e-4))
+    trainer = Arrays(tmp_path / "blobs", lesson.engine)  # type: ignore[arg-type]
+    settings = SETTINGS.model_copy(update={"imitate": False})
+    await learn(dataclasses.replace(lesson, trainer=trainer, settings=settings), plan_of(store), Progress(), saved)
+    for sample in trainer.seen:
+        filled = getattr(sample, name)
+        assert filled.shape == sample.tokens.shape
+        assert filled.dtype == np.float32
+        assert filled[0] == 0.0
+
+
+async def test_what_was_spent_is_in_the_ledger_under_the_candidate(tmp_path: Path) -> None:
+    store, saved = open_store(None, tmp_path), Saved()
+    lesson = await lesson_of(store, tmp_path)
+    meter = Meter(load_book(), line=LINE)
+    lesson = dataclasses.replace(lesson, rollouts=dataclasses.replace(lesson.rollouts, meter=meter))
+    await learn(lesson, plan_of(store), Progress(), saved)
+    entries = store.ledger.list(LINE)
+    assert {entry.subject for entry in entries} == {f"{LINE}@1"}
+    assert {entry.stage for entry in entries} == {"learn"}
+    trained = [entry for entry in entries if entry.activity == "train"]
+    assert len(trained) == 5
+    assert sum(entry.seconds for entry in trained) == pytest.approx(5 * 0.011)
+    attempts = [entry for entry in entries if entry.activity == "generate"]
+    assert len(attempts) == store.traces.count(origin="rollout")
