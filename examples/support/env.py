@@ -15,7 +15,7 @@ from support.verify import VERIFIER
 
 ENVIRONMENT = "support.env:SupportEnvironment"
 TARGET, GUARD = "support-changed", "support-unchanged"
-HOLDOUT_SEEDS, DEV_SEEDS, DEMONSTRATION_SEEDS = 5_000_000, 6_000_000, 7_000_000
+HOLDOUT_SEEDS, DEMONSTRATION_SEEDS = 5_000_000, 7_000_000
 """Traffic never uses seeds from here on."""
 
 
@@ -54,10 +54,13 @@ def task(found: world.Case, split: Split, source: str = "") -> Task:
 
 
 def task_from_trace(trace: Trace) -> Task | None:
-    """The task of a production conversation: its ticket number restores the back end as it was."""
-    if not trace.tags.get("case", "").isdigit() or trace.tags.get("era") not in world.REFUND_DAYS:
+    """The task of a production conversation: its ticket number restores the back end as it was.
+
+    None for conversations under tools that are gone: nobody will meet them again.
+    """
+    if not trace.tags.get("case", "").isdigit() or trace.tags.get("era") != "after":
         return None
-    return task(world.case(int(trace.tags["case"]), trace.tags["era"]), "train", trace.id)  # type: ignore[arg-type]
+    return task(world.case(int(trace.tags["case"]), "after"), "train", trace.id)
 
 
 def suite(era: world.Era, split: Split, first_seed: int, num_each: int) -> list[Task]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from honed.types import Message, Task
 from support import env, world
 
-NUM_DEMONSTRATIONS, NUM_EACH, NUM_DEV = 64, 64, 24
+NUM_DEMONSTRATIONS, NUM_BROKEN, NUM_EACH, NUM_EACH_BEFORE = 64, 16, 64, 32
 
 
 def demonstrations() -> list[tuple[Task, tuple[Message, ...]]]:
@@ -15,16 +15,18 @@ def demonstrations() -> list[tuple[Task, tuple[Message, ...]]]:
     return [(env.task(found, "train"), world.gold(found)) for found in cases]
 
 
+def demonstrations_after() -> list[tuple[Task, tuple[Message, ...]]]:
+    """16 requests after the change, for the candidate that is broken on purpose."""
+    seeds = range(env.DEMONSTRATION_SEEDS, env.DEMONSTRATION_SEEDS + NUM_BROKEN)
+    cases = [world.case(seed, "after") for seed in seeds]
+    return [(env.task(found, "train"), world.gold(found)) for found in cases]
+
+
 def holdout_before() -> list[Task]:
-    """64 held-out tasks of the kinds that will change and 64 of the others, before the change."""
-    return env.suite("before", "holdout", env.HOLDOUT_SEEDS, NUM_EACH)
+    """32 held-out tasks of the kinds that will change and 32 of the others, before the change."""
+    return env.suite("before", "holdout", env.HOLDOUT_SEEDS, NUM_EACH_BEFORE)
 
 
 def holdout_after() -> list[Task]:
-    """The same requests after the change of tools."""
+    """64 of each after the change of tools."""
     return env.suite("after", "holdout", env.HOLDOUT_SEEDS, NUM_EACH)
-
-
-def dev_after() -> list[Task]:
-    """Visible tasks of both sorts after the change, to see what each stage of learning adds."""
-    return env.suite("after", "dev", env.DEV_SEEDS, NUM_DEV)

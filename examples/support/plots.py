@@ -1,4 +1,4 @@
-"""Plots as inline SVG strings: no library, no script, readable in light and dark. Pure functions from numbers to text."""
+"""Plots as inline SVG strings: no library, no script, readable in light and dark. Pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def per_step(values: Sequence[tuple[str, float, str]], *, y_label: str) -> str:
         )
         if width > 22:
             parts.append(
-                f'<text x="{x + width / 2:.1f}" y="{HEIGHT - BOTTOM + 13}" text-anchor="middle" class="small">{escape(label)}</text>'
+                f'<text x="{x + width / 2:.1f}" y="{HEIGHT - BOTTOM + 13}" text-anchor="middle" class="small">'
+                f"{escape(label)}</text>"
             )
     return _figure("".join(parts), groups)
 
@@ -91,14 +92,16 @@ def forest(rows: Sequence[tuple[str, float, float, float, float | None, bool]]) 
             f'<line x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{y}" y2="{y}" style="stroke:{colour};stroke-width:3"/>'
         )
         parts.append(
-            f'<circle cx="{at(gain):.1f}" cy="{y}" r="5" style="fill:{colour}"><title>{gain:+.1f} points</title></circle>'
+            f'<circle cx="{at(gain):.1f}" cy="{y}" r="5" style="fill:{colour}">'
+            f"<title>{gain:+.1f} points</title></circle>"
         )
         if margin is not None:
             parts.append(
                 f'<line x1="{at(-margin):.1f}" x2="{at(-margin):.1f}" y1="{y - 9}" y2="{y + 9}" class="mark"/>'
             )
         parts.append(
-            f'<text x="{WIDTH - 4}" y="{y + 4}" text-anchor="end" class="small">{gain:+.1f} [{low:+.1f}, {high:+.1f}]</text>'
+            f'<text x="{WIDTH - 4}" y="{y + 4}" text-anchor="end" class="small">'
+            f"{gain:+.1f} [{low:+.1f}, {high:+.1f}]</text>"
         )
     return _figure("".join(parts), [], height=height)
 
@@ -124,14 +127,15 @@ def _grid(low: float, high: float, *, percent: bool) -> str:
 
 def _axis(label: str, end: float) -> str:
     ticks = "".join(
-        f'<text x="{_x(end * t / 4, end):.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle" class="small">{end * t / 4:.0f}</text>'
+        f'<text x="{_x(end * t / 4, end):.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle" class="small">'
+        f"{end * t / 4:.0f}</text>"
         for t in range(5)
     )
     return ticks + f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle" class="small">{escape(label)}</text>'
 
 
 def _figure(body: str, legend: Sequence[str], *, height: int = HEIGHT) -> str:
-    """A complete SVG; colours come from the page's CSS variables, with fallbacks of its own for a file that stands alone."""
+    """A complete SVG; its style travels with it, so that it can stand alone as a file."""
     style = (
         "<style>:root{--a:#2563eb;--b:#d97706;--c:#6b7280;--d:#9333ea;--good:#15803d;--bad:#b91c1c}"
         "text{font:12px system-ui,sans-serif;fill:currentColor}.small{font-size:10.5px;opacity:.8}"
@@ -144,4 +148,5 @@ def _figure(body: str, legend: Sequence[str], *, height: int = HEIGHT) -> str:
         names.append(f'<text x="{x + 16:.0f}" y="{height + 14}">{escape(name)}</text>')
         x += 34 + 7.0 * len(name)
     total = height + (22 if legend else 0)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" role="img">{style}{body}{"".join(names)}</svg>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" role="img">'
+    return head + style + body + "".join(names) + "</svg>"

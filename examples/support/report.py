@@ -41,8 +41,8 @@ def headline(demo: dict[str, Any]) -> str:
     """One sentence with the figures that matter."""
     h = demo["headline"]
     return (
-        f"Live success on the changed kinds fell from {_percent(h['before'])} to {_percent(h['decayed'])} when their tools "
-        f"changed, and came back to {_percent(h['repaired'])} after one turn of the loop"
+        f"Live success on the changed kinds fell from {_percent(h['before'])} to {_percent(h['decayed'])} when their "
+        f"tools changed, and came back to {_percent(h['repaired'])} after one turn of the loop"
     )
 
 

@@ -1,7 +1,7 @@
 """The agent's world: what its tools are in each era, and what they answer. Everything follows from a case's seed.
 
-Three kinds of request never change. Three do: the parcel tool is renamed, cancelling needs a reason, refunds are counted
-in cents, and the policy's number of days for a refund doubles.
+Three kinds of request never change. Three do: the parcel tool is renamed, cancelling needs a reason, refunds are
+counted in cents, and the policy's number of days for a refund doubles.
 """
 
 from __future__ import annotations
@@ -26,13 +26,43 @@ REASONS = {
     "unwanted": ("I do not want it any more", "I changed my mind", "I do not need it"),
 }
 ASK: dict[str, tuple[str, ...]] = {
-    "order": ("What is the status of order {id}?", "Is order {id} on its way?", "Please look up order {id}.", "How is my order {id} doing?"),
-    "cancel": ("Please cancel order {id}, {why}.", "Cancel my order {id} because {why}.", "I want to cancel {id}: {why}.", "Order {id} must go, {why}. Cancel it."),
-    "refund": ("I want {dollars} dollars back for order {id}.", "Please refund {dollars} dollars of order {id}.", "Order {id} was wrong, refund me {dollars} dollars.", "Can I get {dollars} dollars back on {id}?"),
-    "parcel": ("Where is my parcel {id}?", "Please track parcel {id}.", "Parcel {id} has not come. Where is it?", "Any news of parcel {id}?"),
-    "hotel": ("Change booking {id} to {nights} nights.", "I stay {nights} nights instead, booking {id}.", "Please make booking {id} {nights} nights.", "Booking {id}: {nights} nights, please."),
-    "baggage": ("What does a bag of {kg} kg cost on flight {id}?", "I have a {kg} kg bag on flight {id}. What is the fee?", "Baggage fee for {kg} kg on {id}?", "How much is {kg} kg of baggage on flight {id}?"),
-}  # fmt: skip
+    "order": (
+        "What is the status of order {id}?",
+        "Is order {id} on its way?",
+        "Please look up order {id}.",
+        "How is my order {id} doing?",
+    ),
+    "cancel": (
+        "Please cancel order {id}, {why}.",
+        "Cancel my order {id} because {why}.",
+        "I want to cancel {id}: {why}.",
+        "Order {id} must go, {why}. Cancel it.",
+    ),
+    "refund": (
+        "I want {dollars} dollars back for order {id}.",
+        "Please refund {dollars} dollars of order {id}.",
+        "Order {id} was wrong, refund me {dollars} dollars.",
+        "Can I get {dollars} dollars back on {id}?",
+    ),
+    "parcel": (
+        "Where is my parcel {id}?",
+        "Please track parcel {id}.",
+        "Parcel {id} has not come. Where is it?",
+        "Any news of parcel {id}?",
+    ),
+    "hotel": (
+        "Change booking {id} to {nights} nights.",
+        "I stay {nights} nights instead, booking {id}.",
+        "Please make booking {id} {nights} nights.",
+        "Booking {id}: {nights} nights, please.",
+    ),
+    "baggage": (
+        "What does a bag of {kg} kg cost on flight {id}?",
+        "I have a {kg} kg bag on flight {id}. What is the fee?",
+        "Baggage fee for {kg} kg on {id}?",
+        "How much is {kg} kg of baggage on flight {id}?",
+    ),
+}
 
 
 class Case(Noun, frozen=True, kw_only=True):
@@ -65,7 +95,8 @@ def tools(era: Era) -> tuple[Tool, ...]:
 
 def system(era: Era) -> str:
     """The agent's instructions in an era."""
-    return f"You are a support agent. Use a tool, then answer in one sentence. Policy: refunds take {REFUND_DAYS[era]} days."
+    policy = f"Policy: refunds take {REFUND_DAYS[era]} days."
+    return f"You are a support agent. Use a tool, then answer in one sentence. {policy}"
 
 
 def case(seed: int, era: Era) -> Case:

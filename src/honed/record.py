@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import itertools
 import os
 import threading
 import time
@@ -20,7 +22,7 @@ import msgspec
 
 from honed import codec
 from honed.clock import new_id
-from honed.errors import HonedError
+from honed.errors import CorruptData, HonedError
 from honed.log import log
 from honed.protocols import Call, Delta, Model
 from honed.store import Store
@@ -36,7 +38,8 @@ class CaptureLog:
     """An append-only file of this process: 4 bytes of length, 4 of crc32, a msgpack Captured.
 
     One write call a record, so kill -9 loses nothing that was appended; `fsync` decides what a power cut may lose. A
-    new file begins at `rotate_bytes`. `dropped` counts records that could not be written (a full disk): serving goes on.
+    new file begins at `rotate_bytes`. The file is locked for as long as it is written to, so that a drainer knows which
+    ones nobody will add to. `dropped` counts records that could not be written (disk full): serving goes on.
     """
 
     def __init__(self, folder: Path, *, fsync: Fsync = "interval", rotate_bytes: int = 64 << 20) -> None:
@@ -44,35 +47,45 @@ class CaptureLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._synced = time.monotonic()
-        self.dropped = 0
+        self._file, self._size, self.dropped = -1, 0, 0
         self._open()
 
-    def append(self, record: Captured) -> None:
-        """Writes one record. A disk that refuses is an event and a count, never the caller's failure."""
-        data = codec.encode(record)
-        frame = len(data).to_bytes(4, "big") + zlib.crc32(data).to_bytes(4, "big") + data
+    def append(self, record: Captured) -> bool:
+        """Writes one record; whether that worked. A failure is an event and a count, never the caller's."""
         with self._lock:
             try:
-                self._write(frame)
-            except OSError as error:
+                data = codec.encode(record)
+                if len(data) > MAX_RECORD_BYTES:
+                    raise ValueError(f"a record of {len(data)} bytes is over the limit of {MAX_RECORD_BYTES}")
+                self._write(len(data).to_bytes(4, "big") + zlib.crc32(data).to_bytes(4, "big") + data)
+            except (OSError, ValueError, TypeError, OverflowError) as error:
                 self.dropped += 1
-                log("capture.dropped", error=str(error), dropped=self.dropped)
+                log("capture.dropped", error=type(error).__name__, dropped=self.dropped)
+                return False
+        return True
 
     def close(self) -> None:
         """Syncs and closes; the drainer finds the file by its name."""
         with self._lock, contextlib.suppress(OSError):
             os.fsync(self._file)
             os.close(self._file)
+            self._file = -1  # a late append fails instead of reaching whoever was given the number since
 
     def _open(self) -> None:
-        self.path = self.folder / f"{os.getpid()}-{new_id('')}.log"
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._size = 0
+        path = self.folder / f"{os.getpid()}-{new_id('')}.log"
+        hidden = path.with_suffix(".new")  # no drainer may meet the file before it is locked
+        file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        hidden.rename(path)
+        self.path, self._file, self._size = path, file, 0
 
     def _write(self, frame: bytes) -> None:
+        if self._file < 0:
+            raise OSError("the capture log is closed")
         if self._size and self._size + len(frame) > self._rotate_bytes:
-            os.close(self._file)
+            full = self._file
             self._open()
+            os.close(full)
         written = os.write(self._file, frame)
         if written < len(frame):
             os.ftruncate(self._file, self._size)
@@ -100,55 +113,65 @@ def read_log(path: Path, offset: int = 0) -> Iterator[tuple[Captured, int]]:
 class Drainer:
     """Moves every capture log of a folder into the store, those of dead processes too, and deletes what is drained.
 
-    The offset moves in the transaction that stores the records, so nothing is lost or doubled. `backlog_bytes` is what
-    was waiting at the last look.
+    The offset moves in the transaction that stores the records, so nothing is lost or doubled, by several drainers
+    either. `damaged` counts the logs that ended in something that is no record: they are set aside under another name.
     """
 
     def __init__(self, folder: Path, store: Store, *, batch: int = 256) -> None:
         self._folder, self._store, self._batch = Path(folder), store, batch
         self._lock = threading.Lock()
-        self.backlog_bytes = 0
-        self.failures = 0
+        self._offsets: dict[str, int] = {}
+        self.failures = self.damaged = 0
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What waits in the logs, as far as this drainer knows."""
+        return sum(max(0, _size(path) - self._offsets.get(path.name, 0)) for path in self._folder.glob("*.log"))
 
     def drain_once(self) -> int:
         """Stores what the logs hold; returns the number of new turns and feedback rows. Raises StoreError."""
         with self._lock:
             num = 0
             for path in sorted(self._folder.glob("*.log")):
-                num += self._drain(path)
-            self.backlog_bytes = sum(self._waiting(path) for path in self._folder.glob("*.log"))
+                with contextlib.suppress(FileNotFoundError):  # another drainer finished it
+                    num += self._drain(path)
             return num
 
     async def run(self, interval_seconds: float = 0.2) -> None:
-        """Drains until cancelled; a store that is away is tried again and counted."""
+        """Drains until cancelled; a store that is away is tried again, less and less often, and counted."""
+        in_a_row = 0
         while True:
             try:
                 await asyncio.to_thread(self.drain_once)
+                in_a_row = 0
             except (HonedError, OSError) as error:
-                self.failures += 1
+                self.failures, in_a_row = self.failures + 1, in_a_row + 1
                 log("capture.waiting", error=str(error), failures=self.failures)
-                await asyncio.sleep(min(10.0, interval_seconds * 2 ** min(self.failures, 6)))
-            await asyncio.sleep(interval_seconds)
+            await asyncio.sleep(min(10.0, interval_seconds * 2 ** min(in_a_row, 6)))
 
     def _drain(self, path: Path) -> int:
-        offset, num, batch = self._store.traces.offset(path.name), 0, []
-        dead = not _alive(path)  # asked before reading: a process that dies meanwhile is drained the next time
-        for record, end in read_log(path, offset):
-            batch.append(record)
-            offset = end
-            if len(batch) == self._batch:
-                num += self._store.traces.capture(batch, path.name, offset)
-                batch = []
-        if batch:
-            num += self._store.traces.capture(batch, path.name, offset)
-        if dead:
-            if (torn := path.stat().st_size - offset) > 0:
-                log("capture.torn", log=path.name, bytes=torn)
-            path.unlink()
-        return num
+        with open(path, "rb") as file:
+            finished = _nobody_writes(file.fileno())  # asked before reading: what is added meanwhile waits
+            offset, num = self._store.traces.offset(path.name), 0
+            self._offsets[path.name] = offset
+            records = _readable(path, offset)
+            while batch := list(itertools.islice(records, self._batch)):
+                offset = batch[-1][1]
+                num += self._store.traces.capture([record for record, _ in batch], path.name, offset)
+                self._offsets[path.name] = offset
+            if finished:
+                self._finish(path, offset)
+            return num
 
-    def _waiting(self, path: Path) -> int:
-        return max(0, path.stat().st_size - self._store.traces.offset(path.name))
+    def _finish(self, path: Path, offset: int) -> None:
+        del self._offsets[path.name]
+        left = _size(path) - offset
+        if left <= 0:
+            path.unlink()
+            return
+        self.damaged += 1
+        path.rename(path.with_suffix(".damaged"))
+        log("capture.damaged", log=path.name, bytes=left)
 
 
 class Recorder:
@@ -242,15 +265,26 @@ def _captured(call: Call, turn: Turn) -> Captured:
     )
 
 
-def _alive(path: Path) -> bool:
-    """Whether the process that writes a log still runs, as its file name says."""
-    pid = path.name.partition("-")[0]
-    if not pid.isdigit():
-        return False
+def _readable(path: Path, offset: int) -> Iterator[tuple[Captured, int]]:
+    """`read_log` up to a record that is whole and yet no Captured."""
     try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
+        yield from read_log(path, offset)
+    except CorruptData as error:
+        log("capture.unreadable", log=path.name, error=str(error))
+
+
+def _nobody_writes(file: int) -> bool:
+    """Whether the process that wrote a log has let go of it: closed it, or died. Another drainer's hold counts too."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    except PermissionError:
-        return True
     return True
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 for one that is gone."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -18,7 +18,7 @@ from honed.clock import WallClock
 from honed.errors import EngineError
 from honed.loop.rollout import Rollouts
 from honed.loop.run import run_once
-from honed.loop.turn import Loop
+from honed.loop.turn import Loop, RunSettings
 from honed.protocols import Learner
 from honed.runtime.local import LocalLearner, LocalRuntime
 from honed.runtime.settings import LearnerSettings
@@ -59,7 +59,10 @@ def assemble(root: Path) -> Loop:
     runtime = TellingRuntime(
         "fake", settings, folder=root / "run", log_path=root / "learner.log", module="crash.fake_learner"
     )
-    return dataclasses.replace(make_loop(root), runtime=runtime, rollouts=rollouts, on_event=tell, clock=WallClock())
+    run = RunSettings(acknowledge_seconds=0.0)
+    return dataclasses.replace(
+        make_loop(root), runtime=runtime, rollouts=rollouts, on_event=tell, clock=WallClock(), run=run
+    )
 
 
 async def main(root: Path) -> None:

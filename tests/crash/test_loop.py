@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -26,7 +26,6 @@ from honed.types import Version
 
 TESTS = Path(__file__).parents[1]
 LINE = "support"
-KILLS = 3
 
 
 async def start(root: Path) -> asyncio.subprocess.Process:
@@ -46,8 +45,22 @@ async def events(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str,
             yield json.loads(line)
 
 
-async def turn(root: Path, kills: list[tuple[str, int, float]]) -> dict[str, Any]:
-    """One turn, cut off by each of `kills`: (whom, after how many events of this life or learner, seconds later)."""
+class Kill(NamedTuple):
+    """Whom to kill, after how many events of this life (or which event), and how many seconds later."""
+
+    whom: str
+    after: int | str
+    later: float
+
+    def is_due(self, seen: int, event: str, learner: int) -> bool:
+        """Whether this event is the moment; a learner can only be killed while there is one."""
+        if self.whom == "learner" and (not learner or event == "learner.lost"):
+            return False
+        return event == self.after if isinstance(self.after, str) else seen >= self.after
+
+
+async def turn(root: Path, kills: list[Kill]) -> dict[str, Any]:
+    """One turn, cut off by each of `kills` in their order."""
     left = list(kills)
     while True:
         process, seen, learner = await start(root), 0, 0
@@ -60,18 +73,20 @@ async def turn(root: Path, kills: list[tuple[str, int, float]]) -> dict[str, Any
             if told["event"] == "learner.up":
                 learner = told["pid"]
             seen += 1
-            if left and seen >= left[0][1] and (left[0][0] == "loop" or (learner and told["event"] != "learner.lost")):
-                whom, _, later = left.pop(0)
-                await asyncio.sleep(later)
-                os.kill(process.pid if whom == "loop" else learner, signal.SIGKILL)
+            if left and left[0].is_due(seen, told["event"], learner):
+                kill = left.pop(0)
+                await asyncio.sleep(kill.later)
+                os.kill(process.pid if kill.whom == "loop" else learner, signal.SIGKILL)
                 seen, learner = 0, 0
         assert await process.wait() == -signal.SIGKILL
 
 
-def moments(seed: int, whom: str) -> list[tuple[str, int, float]]:
-    """Random moments of a turn of about 70 events, most of them in its first lives' reach."""
+def moments(seed: int, whom: str) -> list[Kill]:
+    """Random moments of a turn: while it begins and imitates, while it practises, and at the gate (or just after)."""
     draws = random.Random(seed)
-    return [(whom, draws.randint(2, 24), draws.random() * 0.03) for _ in range(KILLS)]
+    spans = ((2, 12), (4, 24), (20, 150))
+    kills = [Kill(whom, draws.randint(*span), draws.random() * 0.03) for span in spans]
+    return [*kills[:2], Kill(whom, "gate.decided", 0.0)] if (whom, seed) == ("loop", 2) else kills
 
 
 def told_by(store: Store, run: str) -> dict[str, Any]:

@@ -149,3 +149,23 @@ def test_a_recovered_error_is_noted_and_is_no_failure(tmp_path: Path) -> None:
     store.traces.put(trace(calls, failed, turn(2, "Refunded.", tool='{"ok": true}')))
     assert flag(store, "m", since=0.0) == []
     assert store.traces.get("t").signals == ("recovered_error",)
+
+
+def test_a_later_look_takes_new_traces_and_those_that_new_feedback_is_about(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+
+    def put(id: str, content: str, at: float) -> None:
+        one = turn(0, content)
+        moved = Turn(**{**{f: getattr(one, f) for f in one.__struct_fields__}, "id": f"{id}.0", "trace": id})
+        store.traces.put(Trace(id=id, origin="production", line="m", turns=(moved,), at=at))
+
+    put("trace_old", "fine", 10.0)
+    put("trace_bad", "", 20.0)
+    assert [one.id for one in flag(store, "m", since=0.0)] == ["trace_bad"]
+    put("trace_new", "", 1000.0)
+    store.feedback.add([row("trace_old.0", False, at=1000.0)])
+    failures = flag(store, "m", since=0.0, looked=990.0)
+    assert [one.id for one in failures] == ["trace_old", "trace_bad", "trace_new"]
+    store.feedback.add([row("trace_old.0", True, at=1001.0), row("trace_new", True, at=1001.0)])
+    assert [one.id for one in flag(store, "m", since=0.0, looked=1000.0)] == ["trace_bad", "trace_new"]
+    assert [one.id for one in flag(store, "m", since=500.0, looked=1000.0)] == ["trace_new"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -18,14 +19,19 @@ Route = Callable[[Gateway, Request], Awaitable[Response]]
 
 async def list_models(gateway: Gateway, request: Request) -> Response:
     """GET /v1/models: the line that is served, with the version behind it."""
-    model = {
-        "id": gateway.fleet.line,
-        "object": "model",
-        "created": 0,
-        "owned_by": "honed",
-        "version": gateway.fleet.serving,
-    }
-    return JSONResponse({"object": "list", "data": [model]})
+    return JSONResponse({"object": "list", "data": [_model(gateway.fleet.line, gateway.fleet.serving)]})
+
+
+async def show_model(gateway: Gateway, request: Request) -> Response:
+    """GET /v1/models/NAME: a line, or a version of it that is loaded."""
+    name = request.path_params["name"]
+    fleet = gateway.fleet
+    serving = fleet.version_of(name.partition("@")[0])
+    return JSONResponse(_model(name, fleet.pinned(name) if "@" in name else serving))
+
+
+def _model(name: str, version: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "honed", "version": version}
 
 
 async def health(gateway: Gateway, request: Request) -> Response:
@@ -55,6 +61,7 @@ ROUTES: tuple[tuple[str, str, Route], ...] = (
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/feedback", post_feedback),
     ("GET", "/v1/models", list_models),
+    ("GET", "/v1/models/{name}", show_model),
     ("GET", "/healthz", health),
     ("GET", "/metrics", metrics),
 )

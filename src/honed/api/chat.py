@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from honed.api.body import read_object
 from honed.api.errors import response_of
-from honed.api.gateway import Gateway
-from honed.api.requests import read_call
+from honed.api.gateway import Decode, Gateway
+from honed.api.requests import flag, read_call, wants_usage
 from honed.clock import new_id
-from honed.errors import BadRequest, HonedError
+from honed.errors import BadRequest, EngineError, NotFound
 from honed.protocols import Call, Delta
 from honed.types import Turn
 
+T = TypeVar("T")
 SSE_END = b"data: [DONE]\n\n"
+CLIENT_GONE = 499
+"""The status in the metrics of a request that nobody waited for."""
 
 
 async def chat_completions(gateway: Gateway, request: Request) -> Response:
     """One completion. The version is decided, and id and headers are fixed, before the first token is sampled."""
-    body = await read_json(request)
+    body = await read_object(request)
     call = read_call(body, new_id("chatcmpl-"), default_max_tokens=gateway.settings.max_tokens)
     fleet = gateway.fleet
     serving = fleet.version_of(call.line)  # an unknown line is refused before a pin is looked at
@@ -33,32 +38,50 @@ async def chat_completions(gateway: Gateway, request: Request) -> Response:
     tags = dict(call.tags)
     if session := request.headers.get("x-honed-session"):
         tags["session"] = session[:512]
+    is_streamed, usage, logprobs = flag(body, "stream"), wants_usage(body), flag(body, "logprobs")
+    is_pinned = call.version is not None
     call = msgspec.structs.replace(call, version=version, tags=tags)
     started = time.monotonic()
     deltas = gateway.model.stream(call)
-    first = await anext(deltas)  # errors that come before anything was said have a status of their own
+    try:
+        first = await _unless_gone(request, anext(deltas))  # an error before anything was said has its own status
+    except NotFound as error:
+        if is_pinned:
+            raise
+        raise EngineError(f"the engine does not hold what serves: {error}", retryable=True) from error
     gateway.meters.first_token.observe(time.monotonic() - started)
-    reply = _Reply(call, first, bool(body.get("logprobs")))
-    if body.get("stream"):
-        options = body.get("stream_options") or {}
-        events = _stream(gateway, reply, deltas, bool(options.get("include_usage")))
+    reply = _Reply(call, first, logprobs, gateway.decode)
+    if is_streamed:
+        events = _stream(gateway, reply, deltas, usage)
         return StreamingResponse(events, media_type="text/event-stream", headers=reply.headers)
-    async with contextlib.aclosing(deltas):
-        async for delta in deltas:
-            reply.add(delta)
+    await _unless_gone(request, _collect(reply, deltas))
     _count(gateway, reply.turn)
     return JSONResponse(reply.whole(), headers=reply.whole_headers)
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """The request's body as an object. Raises BadRequest for anything else."""
+async def _collect(reply: _Reply, deltas: AsyncGenerator[Delta, None]) -> None:
+    async with contextlib.aclosing(deltas):
+        async for delta in deltas:
+            reply.add(delta)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Awaits `work`, and cancels it when the client hangs up first: nobody reads what would still be sampled."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
-        body = json.loads(await request.body())
-    except (ValueError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object.", code="invalid_json")
-    return body
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise BadRequest("the client hung up.", code="client_gone", status=CLIENT_GONE)
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _stream(
@@ -83,7 +106,7 @@ async def _stream(
         if usage:
             yield _sse({**reply.head("chat.completion.chunk"), "choices": [], "usage": _usage(turn)})
         yield SSE_END
-    except HonedError as error:  # the status is sent already: the error is the stream's last event
+    except Exception as error:  # the status is sent already: the error is the stream's last event
         yield b"data: " + bytes(response_of(error).body) + b"\n\n"
     finally:
         gateway.meters.running.dec()
@@ -92,11 +115,11 @@ async def _stream(
 class _Reply:
     """A reply as it grows, and its shapes on the wire."""
 
-    def __init__(self, call: Call, first: Delta, logprobs: bool) -> None:
-        self.call, self.first, self._logprobs = call, first, logprobs
+    def __init__(self, call: Call, first: Delta, logprobs: bool, decode: Decode | None) -> None:
+        self.call, self.first, self._logprobs, self._decode = call, first, logprobs, decode
         self._created = int(time.time())
         self._turn = first.turn
-        self._tokens: list[dict[str, Any]] = _tokens(first)
+        self._tokens: list[dict[str, Any]] = self._entries(first)
         self.headers = {"x-honed-version": call.version or "", "x-honed-turn": call.id, "x-honed-trace": first.trace}
 
     @property
@@ -113,7 +136,7 @@ class _Reply:
     def add(self, delta: Delta) -> None:
         """Takes a further delta."""
         self._turn = delta.turn or self._turn
-        self._tokens += _tokens(delta)
+        self._tokens += self._entries(delta)
 
     def head(self, kind: str) -> dict[str, Any]:
         """What every object of this reply begins with."""
@@ -134,25 +157,32 @@ class _Reply:
         """A chat.completion.chunk as an event."""
         choice: dict[str, Any] = {"index": 0, "delta": piece, "finish_reason": finish}
         if self._logprobs and delta is not None:
-            choice["logprobs"] = {"content": _tokens(delta), "refusal": None}
+            choice["logprobs"] = {"content": self._entries(delta), "refusal": None}
         return _sse({**self.head("chat.completion.chunk"), "choices": [choice]})
+
+    def _entries(self, delta: Delta) -> list[dict[str, Any]]:
+        """OpenAI's per-token entries."""
+        if not self._logprobs:
+            return []
+        rows = []
+        for index, (id, logprob) in enumerate(zip(delta.ids, delta.logprobs, strict=True)):
+            top = delta.top[index] if index < len(delta.top) else ()
+            rows.append({**self._token(id, logprob), "top_logprobs": [self._token(*other) for other in top]})
+        return rows
+
+    def _token(self, id: int, logprob: float) -> dict[str, Any]:
+        """A token that is no whole text by itself (a piece of a character) is named by its id."""
+        text = self._decode((id,)) if self._decode is not None else "\ufffd"
+        is_text = "\ufffd" not in text
+        return {
+            "token": text if is_text else f"token_id:{id}",
+            "logprob": max(logprob, -9999.0),
+            "bytes": list(text.encode()) if is_text else None,
+        }
 
 
 def _sse(value: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
-
-
-def _tokens(delta: Delta) -> list[dict[str, Any]]:
-    """OpenAI's per-token entries. A token is named by its id where its text is not known alone."""
-    rows = []
-    for index, (id, logprob) in enumerate(zip(delta.ids, delta.logprobs, strict=True)):
-        top = delta.top[index] if index < len(delta.top) else ()
-        rows.append({**_token(id, logprob), "top_logprobs": [_token(other, value) for other, value in top]})
-    return rows
-
-
-def _token(id: int, logprob: float) -> dict[str, Any]:
-    return {"token": f"token_id:{id}", "logprob": max(logprob, -9999.0), "bytes": None}
 
 
 def _calls(turn: Turn) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""POST /v1/feedback: what people and programs say of a turn or a trace; one row or a list, early or late, idempotent by key."""
+"""POST /v1/feedback: what is said of a turn or a trace; one or many, early or late, idempotent by key."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, get_args
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from honed import codec
+from honed.api.body import read_body
 from honed.api.gateway import Gateway
 from honed.clock import new_id
-from honed.errors import BadRequest
+from honed.errors import BadRequest, StoreError
 from honed.types import Captured, Feedback, FeedbackKind
 
 FIELDS = frozenset({"target", "id", "name", "value", "kind", "source", "key"})
@@ -20,17 +22,15 @@ MAX_ROWS, MAX_VALUE_BYTES = 1000, 1 << 20
 
 
 async def post_feedback(gateway: Gateway, request: Request) -> Response:
-    """Captures feedback; answered when it is in the capture log."""
-    try:
-        body = json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}", code="invalid_json") from None
+    """Captures feedback; answered when it is in the capture log. Raises StoreError where it can't be kept."""
+    body = await read_body(request)
     rows = body if isinstance(body, list) else [body]
     if not rows or len(rows) > MAX_ROWS:
         raise BadRequest(f"send 1 to {MAX_ROWS} rows of feedback, not {len(rows)}.")
     read = [read_feedback(row, f"[{index}]." if isinstance(body, list) else "") for index, row in enumerate(rows)]
     for row in read:
-        gateway.capture.append(Captured(feedback=row, line=gateway.fleet.line))
+        if not gateway.capture.append(Captured(feedback=row, line=gateway.fleet.line)):
+            raise StoreError("the feedback could not be kept: the capture log can't be written. Send it again later.")
     ids = [{"id": row.id, "target": row.target} for row in read]
     return JSONResponse(ids if isinstance(body, list) else ids[0])
 
@@ -46,14 +46,15 @@ def read_feedback(body: Any, at: str = "") -> Feedback:
         raise BadRequest(f"'kind' must be one of {', '.join(get_args(FeedbackKind))}.", param=at + "kind")
     value = body.get("value")
     _check_value(kind, value, at + "value")
+    key = None if body.get("key") is None else _name(body["key"], at + "key")
     return Feedback(
-        id=new_id("feedback_"),
+        id=new_id("feedback_") if key is None else "feedback_" + codec.digest(["key", key])[:32],
         target=_name(body.get("target") or body.get("id"), at + "target"),
         name=_name(body.get("name"), at + "name"),
         value=value,
         kind=kind,
         source=_name(body.get("source", "user"), at + "source"),
-        key=None if body.get("key") is None else _name(body["key"], at + "key"),
+        key=key,
         at=time.time(),
     )
 

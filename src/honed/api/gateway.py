@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from honed.api.settings import ServeSettings
 from honed.protocols import Model
 from honed.record import CaptureLog, Drainer
 from honed.store import Store
+
+Decode = Callable[[Sequence[int]], str]
 
 
 class Serving(Protocol):
@@ -24,12 +27,13 @@ class Serving(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Gateway:
-    """Everything that a request may touch. `model` is a Recorder."""
+    """Everything that a request may touch. `model` is a Recorder; `decode` gives the text of tokens, for logprobs."""
 
     model: Model
     fleet: Serving
     store: Store
     capture: CaptureLog
     drainer: Drainer
+    decode: Decode | None = None
     settings: ServeSettings = field(default_factory=ServeSettings)
     meters: Meters = field(default_factory=Meters)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jsonschema
+import msgspec
 
 from honed.errors import BadRequest
 from honed.protocols import Call
@@ -53,7 +54,7 @@ def read_call(body: dict[str, Any], id: str, *, default_max_tokens: int) -> Call
     if not isinstance(model, str) or not model:
         raise BadRequest("'model' must be a non-empty string.", param="model")
     line, pinned, _ = model.partition("@")
-    choice: Any = body.get("tool_choice") or "auto"
+    choice: Any = "auto" if body.get("tool_choice") is None else body["tool_choice"]
     if choice not in ("auto", "none"):
         raise BadRequest('\'tool_choice\' may be "auto" or "none".', param="tool_choice", code="unsupported_value")
     return Call(
@@ -72,7 +73,7 @@ def read_messages(value: Any) -> tuple[Message, ...]:
     """The conversation: at least one message, roles and contents as OpenAI has them, text only."""
     if not isinstance(value, list) or not value:
         raise BadRequest("'messages' must be a non-empty list.", param="messages")
-    messages = tuple(_message(item, f"messages[{index}]") for index, item in enumerate(value))
+    messages = _answered(tuple(_message(item, f"messages[{index}]") for index, item in enumerate(value)))
     if messages[-1].role == "assistant":
         raise BadRequest("the last message is the assistant's: there is nothing to answer.", param="messages")
     return messages
@@ -85,6 +86,23 @@ def read_tools(value: Any) -> tuple[Tool, ...]:
     if not isinstance(value, list):
         raise BadRequest("'tools' must be a list.", param="tools")
     return tuple(_tool(item, f"tools[{index}]") for index, item in enumerate(value))
+
+
+def _answered(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Checks that each tool's message answers a call that was made, and gives it the name of the function."""
+    called: dict[str, str] = {}
+    named = []
+    for index, message in enumerate(messages):
+        called |= {call.id: call.name for call in message.tool_calls}
+        if message.role == "tool":
+            if message.tool_call_id not in called:
+                raise BadRequest(
+                    f"messages[{index}] answers the call {message.tool_call_id!r}, which no message before it makes.",
+                    param=f"messages[{index}].tool_call_id",
+                )
+            message = msgspec.structs.replace(message, name=message.name or called[message.tool_call_id])
+        named.append(message)
+    return tuple(named)
 
 
 def _message(item: Any, at: str) -> Message:
@@ -101,6 +119,8 @@ def _message(item: Any, at: str) -> Message:
         raise BadRequest(f"{at} has neither content nor tool calls.", param=f"{at}.content")
     if calls and role != "assistant":
         raise BadRequest(f"{at}: only the assistant calls tools.", param=f"{at}.tool_calls")
+    if role == "tool" and not isinstance(item.get("tool_call_id"), str):
+        raise BadRequest(f"{at} must say in tool_call_id which call it answers.", param=f"{at}.tool_call_id")
     return Message(
         role=role,  # type: ignore[arg-type]
         content=content,
@@ -138,19 +158,30 @@ def _tool(value: Any, at: str) -> Tool:
     inner = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     if not isinstance(inner, dict) or not isinstance(inner.get("name"), str) or not inner["name"]:
         raise BadRequest(f'{at} must be {{"type": "function", "function": {{"name": ...}}}}.', param=at)
-    schema = inner.get("parameters") or {"type": "object", "properties": {}}
+    schema = inner.get("parameters")
+    schema = {"type": "object", "properties": {}} if schema is None else schema
     where = f"{at}.function.parameters"
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise BadRequest(f"{where} is no JSON schema: {error.message}", param=where, code="invalid_schema") from None
+    except (jsonschema.SchemaError, RecursionError) as error:
+        reason = getattr(error, "message", "it is nested too deep")
+        raise BadRequest(f"{where} is no JSON schema: {reason}", param=where, code="invalid_schema") from None
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise BadRequest(f"{where} must be a schema of type object.", param=where, code="invalid_schema")
-    return Tool(name=inner["name"], description=_text(inner.get("description"), at) or "", parameters=schema)
+    _check_properties(schema, where)
+    described = _text(inner.get("description"), f"{at}.function.description")
+    return Tool(name=inner["name"], description=described or "", parameters=schema)
+
+
+def _check_properties(schema: dict[str, Any], where: str) -> None:
+    """A renderer reads properties as schemas: `true`, which JSON schema allows as well, says nothing to a model."""
+    for name, inner in schema.get("properties", {}).items():
+        if not isinstance(inner, dict):
+            raise BadRequest(f"{where}.properties.{name} must be an object.", param=where, code="invalid_schema")
 
 
 def _sampling(body: dict[str, Any], default_max_tokens: int) -> Sampling:
-    logprobs = body.get("logprobs") or False
+    logprobs = flag(body, "logprobs")
     top = _whole(body, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
     if top and not logprobs:
         raise BadRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
@@ -195,6 +226,22 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
     for name in ("frequency_penalty", "presence_penalty"):
         if body.get(name) not in (None, 0, 0.0):
             raise BadRequest(f"'{name}' must be 0.", param=name, code="unsupported_value")
+
+
+def flag(body: dict[str, Any], name: str) -> bool:
+    """A boolean that is false where it is not given."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"'{name}' must be true or false.", param=name)
+    return bool(value)
+
+
+def wants_usage(body: dict[str, Any]) -> bool:
+    """Whether a stream shall end with its usage (stream_options.include_usage)."""
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise BadRequest("'stream_options' must be an object.", param="stream_options")
+    return flag(options or {}, "include_usage")
 
 
 def _number(body: dict[str, Any], name: str, default: float, low: float, high: float) -> float:

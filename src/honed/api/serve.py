@@ -15,6 +15,8 @@ from honed.api.gateway import Gateway
 from honed.errors import HonedError
 from honed.log import log
 
+RESTART_SECONDS = 1.0
+
 
 async def serve(
     gateway: Gateway,
@@ -33,7 +35,7 @@ async def serve(
     )  # fmt: skip
     server = uvicorn.Server(config)
     _outlive_signals()
-    tasks = [asyncio.create_task(run()) for run in background]
+    tasks = [asyncio.create_task(_kept_up(run)) for run in background]
     announce = asyncio.create_task(_announce(server, ready))
     try:
         await server.serve()
@@ -46,6 +48,16 @@ async def serve(
             await asyncio.to_thread(gateway.drainer.drain_once)
 
 
+async def _kept_up(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Begins `run` again when something nobody foresaw ends it: serving needs its drainer, fleet and watch."""
+    while True:
+        try:
+            return await run()
+        except Exception as error:
+            log("serve.background_failed", error=repr(error))
+            await asyncio.sleep(RESTART_SECONDS)
+
+
 def _outlive_signals() -> None:
     """uvicorn raises the signal that ended it once more when it is done; that must not end the drain below it."""
     with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread: nobody sends signals there
@@ -54,7 +66,7 @@ def _outlive_signals() -> None:
 
 
 async def _announce(server: uvicorn.Server, ready: Callable[[int], None] | None) -> None:
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110 (uvicorn has a flag and no event)
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     log("serve.ready", port=port)

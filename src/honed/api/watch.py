@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from pydantic import Field
 
@@ -40,17 +41,24 @@ class WatchSettings(Settings):
 
 
 class Watch:
-    """Watches one line's current release."""
+    """Watches one line's current release; `on_revert` is told of each that it takes back."""
 
-    def __init__(self, store: Store, line: str, settings: WatchSettings) -> None:
-        self._store, self._line, self._settings = store, line, settings
+    def __init__(
+        self,
+        store: Store,
+        line: str,
+        settings: WatchSettings,
+        on_revert: Callable[[Release], None] | None = None,
+    ) -> None:
+        self._store, self._line, self._settings, self._on_revert = store, line, settings, on_revert
         self.value = 0.0
 
     def look(self) -> Release | None:
         """Judges the current release by every outcome since; the rollback that was written, if any."""
         release = self._store.releases.current(self._line)
-        if release is None or release.kind == "rollback" or not release.previous:
+        if release is None or release.kind == "rollback" or release.previous in (None, "", release.version):
             return None
+        assert release.previous is not None
         before = self._outcomes(release.previous, until=release.at)[-self._settings.reference :]
         if len(before) < self._settings.min_reference:
             return None
@@ -80,9 +88,10 @@ class Watch:
     def _revert(self, release: Release, reference: float, after: list[float], watch: ReferenceWatch) -> Release | None:
         assert release.previous is not None
         reason = (
-            f"live {self._settings.metric} of {release.version} was {sum(after) / len(after):.0%} over its first {len(after)} "
-            f"outcomes, against {reference:.0%} of {release.previous} before it; the evidence of harm reached "
-            f"{watch.value:.3g}, over the {watch.threshold:.3g} that bounds false alarms at {self._settings.alpha:.1%}"
+            f"live {self._settings.metric} of {release.version} was {sum(after) / len(after):.0%} over its first "
+            f"{len(after)} outcomes, against {reference:.0%} of {release.previous} before it; the evidence of harm "
+            f"reached {watch.value:.3g}, over the {watch.threshold:.3g} that bounds false alarms at "
+            f"{self._settings.alpha:.1%}"
         )
         reverted = Release(
             id=new_id("release_"),
@@ -99,4 +108,6 @@ class Watch:
             log("watch.overtaken", error=str(error))
             return None
         log("watch.reverted", version=release.version, to=release.previous, outcomes=len(after))
+        if self._on_revert is not None:
+            self._on_revert(reverted)
         return reverted

@@ -44,9 +44,15 @@ async def serve_gateway(config: Config, *, port: int | None = None, ready: Calla
         drainer = Drainer(root / "capture", records)
         serving = config.serve if port is None else config.serve.model_copy(update={"port": port})
         gateway = Gateway(
-            model=recorder, fleet=fleet, store=records, capture=capture, drainer=drainer, settings=serving
+            model=recorder,
+            fleet=fleet,
+            store=records,
+            capture=capture,
+            drainer=drainer,
+            decode=renderer.decode,
+            settings=serving,
         )
-        watch = Watch(records, config.model.line, config.watch)
+        watch = Watch(records, config.model.line, config.watch, lambda reverted: gateway.meters.rollbacks.inc())
         poll = config.serve.poll_seconds
         background: list[Callable[[], Coroutine[Any, Any, None]]] = [
             functools.partial(fleet.run, poll),

@@ -25,6 +25,7 @@ from honed.log import log
 from honed.loop.rollout import OnEvent
 
 QUIET = {"learn.group"}
+"""Events that a person need not see one by one."""
 
 
 @contextmanager
@@ -45,8 +46,7 @@ def watch() -> Iterator[OnEvent]:
 
 
 def _to_log(event: str, fields: dict[str, Any]) -> None:
-    if event not in QUIET:
-        log(event, **fields)
+    log(event, **fields)
 
 
 class _View:

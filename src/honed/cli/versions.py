@@ -51,12 +51,16 @@ def release(
     force: Annotated[bool, typer.Option("--force", help="Past the gate; the reason is kept.")] = False,
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "",
     config: output.ConfigOption = output.DEFAULT_CONFIG,
+    json: output.JsonOption = False,
 ) -> None:
     """Lets a version serve; without a gate's promotion only with --force and a reason."""
     if force and not reason:
         raise UserError("--force releases a version that no gate promoted: say why with --reason.")
     store = output.store(config)
     done = release_version(output.settings(config), store, find(store, id), force=force, reason=reason)
+    if json:
+        output.show_json(done)
+        return
     typer.echo(f"{done.version} serves {done.line} ({done.kind}), before it {done.previous or 'nothing'}")
 
 
@@ -98,8 +102,9 @@ def show_verdict(verdict: types.Verdict) -> None:
     typer.echo(f"  verdict {verdict.decision} against {verdict.baseline}, {output.when(verdict.at)}")
     for suite in verdict.suites:
         typer.echo(
-            f"    {suite.role} {suite.suite}: {output.percent(suite.baseline)} -> {output.percent(suite.candidate)}, gain "
-            f"{100 * suite.gain:+.1f} points [{100 * suite.low:+.1f}, {100 * suite.high:+.1f}], {suite.num_tasks} tasks"
+            f"    {suite.role} {suite.suite}: {output.percent(suite.baseline)} -> {output.percent(suite.candidate)}, "
+            f"gain {100 * suite.gain:+.1f} points [{100 * suite.low:+.1f}, {100 * suite.high:+.1f}], "
+            f"{suite.num_tasks} tasks"
         )
     for reason in verdict.reasons:
         typer.echo(f"    {reason}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from honed.errors import EngineError, HonedError, NotFound
+from honed.errors import EngineError, HonedError, NotFound, StoreError
 from honed.log import log
 from honed.protocols import Engine
 from honed.store import Store
@@ -22,6 +22,7 @@ class Fleet:
         self.engine, self.line = engine, line
         self._store, self._replica = store, replica
         self._release: Release | None = None
+        self._acknowledged = ""
         self._refused: set[str] = set()
         self._loaded: dict[str, Version] = {}
         self.serving = f"{line}@0"
@@ -42,22 +43,19 @@ class Fleet:
     async def follow(self) -> bool:
         """One look at the releases: switches when there is a new one. Returns whether it switched."""
         release = await asyncio.to_thread(self._store.releases.current, self.line)
-        if release is None or release.id in self._refused or (self._release and release.id == self._release.id):
+        if release is None or release.id in self._refused:
             return False
-        try:
-            version = await asyncio.to_thread(self._store.versions.find, release.version)
-            if version.number:
-                await self.engine.load(version)
-                self._loaded[version.id] = version
-        except EngineError:
-            raise
-        except HonedError as error:  # a version that can't be loaded is not served, and asking again would not mend it
+        if self._release is not None and release.id == self._release.id:
+            await self._acknowledge(release)
+            return False
+        if not await self._stage(release.version):
             self._refused.add(release.id)
-            log("fleet.refused", version=release.version, error=str(error))
+            if self._release is None:
+                await self._serve_an_earlier_one()
             return False
         previous, self.serving, self._release = self.serving, release.version, release
-        await asyncio.to_thread(self._store.releases.ack, self._replica, release.id, release.version)
         log("fleet.switched", version=release.version, previous=previous, kind=release.kind)
+        await self._acknowledge(release)
         await self._forget({release.version, previous, release.previous or ""})
         return True
 
@@ -69,6 +67,37 @@ class Fleet:
             except HonedError as error:
                 log("fleet.waiting", error=str(error))
             await asyncio.sleep(interval_seconds)
+
+    async def _stage(self, name: str) -> bool:
+        """Loads a version beside what serves; whether it can be served. Asking again would not mend one that can't."""
+        try:
+            version = await asyncio.to_thread(self._store.versions.find, name)
+            if version.number:
+                await self.engine.load(version)
+                self._loaded[version.id] = version
+        except (EngineError, StoreError):  # away: the next look tries again
+            raise
+        except HonedError as error:
+            log("fleet.refused", version=name, error=str(error))
+            return False
+        return True
+
+    async def _serve_an_earlier_one(self) -> None:
+        """At start there is nothing loaded to go on with: the newest earlier release that can be loaded serves."""
+        releases = await asyncio.to_thread(self._store.releases.list, self.line)
+        for name in dict.fromkeys(
+            name for each in reversed(releases) for name in (each.version, each.previous) if name
+        ):
+            if await self._stage(name):
+                self.serving = name
+                log("fleet.fell_back", version=name)
+                return
+
+    async def _acknowledge(self, release: Release) -> None:
+        """Tells the store, once; when the store is away the next look tries again."""
+        if self._acknowledged != release.id:
+            await asyncio.to_thread(self._store.releases.ack, self._replica, release.id, release.version)
+            self._acknowledged = release.id
 
     async def _forget(self, kept: set[str]) -> None:
         """Unloads what neither serves nor served last; the engine lets running requests end first."""

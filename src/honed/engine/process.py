@@ -1,7 +1,7 @@
 """The engine as a child process: spawned, watched, restarted, and spoken to over a Unix socket. No torch here.
 
 `RemoteEngine` is an Engine over any rpc client. `EngineProcess` adds the life of the child: its death fails the
-requests in flight with EngineError(retryable=True), and the next child gets the same versions before it takes a request.
+requests in flight with EngineError(retryable=True), and the next child gets the same versions first.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class RemoteEngine:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+
+    @property
+    def closed(self) -> bool:
+        """Whether the other side has gone away."""
+        return self._client.closed
 
     async def submit(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Streams chunks; leaving early cancels the request on the other side."""
@@ -159,11 +164,14 @@ class EngineProcess:
                 await self._keeper
         self._broken = self._broken or "the engine is closed"
         self._up.set()
-        if self._remote is not None:
-            await self._remote.close()
-        await self._kill(gently=True)
+        try:
+            if self._remote is not None:
+                await self._remote.close()
+        finally:
+            await self._kill(gently=True)
 
     async def _ready(self) -> RemoteEngine:
+        self._notice_hang_up()
         if not self._up.is_set():
             try:
                 await asyncio.wait_for(self._up.wait(), self._wait_seconds)
@@ -173,6 +181,14 @@ class EngineProcess:
             raise EngineError(self._broken)
         assert self._remote is not None
         return self._remote
+
+    def _notice_hang_up(self) -> None:
+        """A child that hung up is dead or as good as: whoever asks now waits for the next one, which `_keep` brings."""
+        if self._up.is_set() and not self._broken and self._remote is not None and self._remote.closed:
+            self._up.clear()
+            if self._process is not None and self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
 
     async def _spawn(self) -> None:
         """Starts a child, waits for its socket, gives it the versions; raises EngineError if it dies meanwhile."""
@@ -230,7 +246,7 @@ class EngineProcess:
             code = await self._process.wait()
             self._up.clear()
             if self._remote is not None:
-                await self._remote.close()
+                await asyncio.shield(self._remote.close())  # cancelled halfway, it could not be closed again
             self._crashes += 1
             log("engine.died", pid=self.pid, code=code, crashes=self._crashes)
             if self._crashes >= self._max_crashes:

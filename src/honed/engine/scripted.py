@@ -75,7 +75,8 @@ class ScriptedEngine:
         self._check(request)
         started = time.perf_counter()
         wanted = self._script(request)
-        ids, finish = wanted[: request.sampling.max_tokens], "stop" if len(wanted) <= request.sampling.max_tokens else "length"
+        ids = wanted[: request.sampling.max_tokens]
+        finish = "stop" if len(wanted) <= request.sampling.max_tokens else "length"
         self._running[request.version] += 1
         self._active.add(request.id)
         sent = 0
@@ -156,7 +157,9 @@ class ScriptedEngine:
         text = next((reply for piece, reply in self.settings.rules.items() if piece in asked), None)
         if text is None:
             text = replies.get(request.version, replies.get("*", "{prompt}"))
-        return [*self._renderer.encode(text.replace("{prompt}", asked)), self._renderer.stop_ids[0]]
+        ids = [*self._renderer.encode(text.replace("{prompt}", asked)), self._renderer.stop_ids[0]]
+        stopped = next((at for at, id in enumerate(ids) if id in request.sampling.stop_ids), len(ids) - 1)
+        return ids[: stopped + 1]
 
     def _chunk(self, request: Request, id: int) -> Chunk:
         value = _logprob(id)
@@ -175,7 +178,7 @@ class ScriptedEngine:
 
 
 class ByteRenderer:
-    """text.Renderer's interface over bytes: ids 0 to 255 are UTF-8 bytes, 256 starts a message, 257 ends it (the stop id).
+    """text.Renderer's interface over bytes: ids 0 to 255 are UTF-8 bytes, 256 starts a message, 257 ends it.
 
     A message is `256 role newline content 257`; tool calls are JSON in <tool_call> tags, as SmolLM2's are."""
 

@@ -1,13 +1,16 @@
 """TokenModel: a Model made of a renderer and an Engine, exact to the token along a conversation.
 
-When messages extend a Turn that it has seen (of the same tenant, line and version, under the same tools), the engine
-reads that turn's own ids followed by the new ones; nothing is tokenised again. Otherwise a full render starts a new
-branch. What it knows of earlier turns is a bounded index in memory: losing it costs a branch, never correctness.
+When messages extend a Turn that it has seen (of the same tenant, line and version, under the same tools, and of the
+same trace or session where the caller names one), the engine reads that turn's own ids followed by the new ones;
+nothing is tokenised again. Otherwise a full render starts a new branch. What it knows of earlier turns is a bounded
+index in memory: losing it costs a branch, never correctness.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -91,9 +94,10 @@ class TokenModel:
         opening = self._open(call, version)
         answer = _Answer(opening.trace, self._renderer.reply_stream(_offered(call), call.sampling.stop))
         try:
-            async for delta in self._sample(call, version, opening, answer):
-                yield delta
-        except GeneratorExit:
+            async with contextlib.aclosing(self._sample(call, version, opening, answer)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        except (GeneratorExit, asyncio.CancelledError):
             if on_cut is not None:
                 on_cut(self._turn(call, opening, answer, "cancelled"))
             raise
@@ -110,12 +114,13 @@ class TokenModel:
                     async for chunk in chunks:
                         if delta := answer.take(chunk):
                             yield delta
-                        if answer.stopped and chunk.finish is None:
+                        if answer.stopped and not answer.is_cancelled and chunk.finish is None:
+                            answer.is_cancelled = True  # its last chunk is waited for: it says what was spent
                             await self._engine.cancel(request.id)
-                            answer.finish = "stop"
-                            return
                 return
             except EngineError as error:
+                if answer.stopped:
+                    return
                 if last_try or not error.retryable or answer.ids:
                     raise
                 log("model.retried", error=str(error))
@@ -135,21 +140,23 @@ class TokenModel:
 
     def _extended(self, call: Call, version: str) -> tuple[Known, tuple[Message, ...]] | None:
         """The longest known beginning of the messages, and what comes after it."""
-        for end in range(len(call.messages) - 1, 0, -1):
-            if call.messages[end - 1].role != "assistant":
-                continue
-            known = self._index.get(_key(call, version, call.messages[:end]))
-            if known is not None and (call.trace is None or call.trace == known.trace):
+        keys = _keys(call, version, call.messages[:-1], _scope(call))
+        for end in range(len(keys), 0, -1):
+            known = self._index.get(keys[end - 1]) if call.messages[end - 1].role == "assistant" else None
+            if known is not None:
+                self._index.move_to_end(keys[end - 1])
                 return known, call.messages[end:]
         return None
 
     def _remember(self, call: Call, version: str, opening: Opening, turn: Turn) -> None:
         if {span.version for span in turn.versions} - {version}:
             return
-        key = _key(call, version, (*call.messages, turn.reply))
         closed = bool(turn.output) and turn.output[-1] in self._renderer.stop_ids
-        self._index[key] = Known(turn=turn.id, trace=turn.trace, ids=(*opening.ids, *turn.output), closed=closed)
-        self._index.move_to_end(key)
+        known = Known(turn=turn.id, trace=turn.trace, ids=(*opening.ids, *turn.output), closed=closed)
+        for scope in {_scope(call), turn.trace}:
+            key = _keys(call, version, (*call.messages, turn.reply), scope)[-1]
+            self._index[key] = known
+            self._index.move_to_end(key)
         while len(self._index) > self._index_size:
             self._index.popitem(last=False)
 
@@ -160,7 +167,7 @@ class TokenModel:
             trace=opening.trace,
             parent=opening.parent,
             added=opening.added,
-            tools=codec.tools_digest(call.tools),
+            tools=codec.tools_digest(_offered(call)),
             context=opening.context,
             reply=reply,
             output=tuple(answer.ids),
@@ -186,6 +193,7 @@ class _Answer:
         self.spans: list[Span] = []
         self.usage: Usage | None = None
         self.finish: Finish = "stop"
+        self.is_cancelled = False
         self._shown = 0
 
     @property
@@ -194,21 +202,33 @@ class _Answer:
         return self.stream.stopped
 
     def take(self, chunk: Chunk) -> Delta | None:
-        """Adds a chunk; a Delta when it brought tokens."""
+        """Adds a chunk up to the token that ends a stop string; a Delta when it brought tokens."""
+        count, text = self._read(chunk.ids)
         if chunk.finish is not None:
             self.finish, self.usage = chunk.finish, chunk.usage
-        if not chunk.ids or self.stopped:
+        if self.stopped:
+            self.finish = "stop"
+        if not count:
             return None
-        self.ids += chunk.ids
-        self.logprobs += chunk.logprobs
-        self.raw_logprobs += chunk.raw_logprobs
+        self.ids += chunk.ids[:count]
+        self.logprobs += chunk.logprobs[:count]
+        self.raw_logprobs += chunk.raw_logprobs[:count]
         if self.spans and self.spans[-1].version == chunk.version:
-            self.spans[-1] = Span(version=chunk.version, count=self.spans[-1].count + len(chunk.ids))
+            self.spans[-1] = Span(version=chunk.version, count=self.spans[-1].count + count)
         else:
-            self.spans.append(Span(version=chunk.version, count=len(chunk.ids)))
-        text = self.stream.push(chunk.ids)
+            self.spans.append(Span(version=chunk.version, count=count))
         self._shown += len(text)
-        return Delta(text=text, ids=chunk.ids, logprobs=chunk.logprobs, top=chunk.top, trace=self._trace)
+        ids, logprobs, top = chunk.ids[:count], chunk.logprobs[:count], chunk.top[:count]
+        return Delta(text=text, ids=ids, logprobs=logprobs, top=top, trace=self._trace)
+
+    def _read(self, ids: Sequence[int]) -> tuple[int, str]:
+        """How many of the ids belong to the reply, and the text that became safe to show."""
+        pieces: list[str] = []
+        for count, id in enumerate(ids):
+            if self.stopped:
+                return count, "".join(pieces)
+            pieces.append(self.stream.push((id,)))
+        return len(ids), "".join(pieces)
 
     def rest(self, reply: Message) -> str:
         """What was held back and turned out to be text."""
@@ -219,6 +239,20 @@ def _offered(call: Call) -> tuple[Tool, ...]:
     return call.tools if call.tool_choice != "none" else ()
 
 
-def _key(call: Call, version: str, messages: tuple[Message, ...]) -> str:
-    plain = [(m.role, m.content or "", [(c.name, c.arguments) for c in m.tool_calls]) for m in messages]
-    return codec.digest([call.tenant, call.line, version, codec.tools_digest(_offered(call)), plain])
+def _scope(call: Call) -> str:
+    """What tells conversations apart that read the same: the trace, else the session that the caller named."""
+    return call.trace or call.tags.get("session", "")
+
+
+def _keys(call: Call, version: str, messages: Sequence[Message], scope: str) -> list[str]:
+    """One digest a message: of the conversation up to and including it."""
+    head = [call.tenant, call.line, version, codec.tools_digest(_offered(call)), scope]
+    seen = hashlib.sha256(msgspec.json.encode(head))
+    keys = []
+    for message in messages:
+        content = message.content or ""
+        said = content.strip() if message.role == "assistant" else content  # clients trim what they were told
+        calls = [(call.name, call.arguments) for call in message.tool_calls]
+        seen.update(msgspec.json.encode([message.role, said, calls]))
+        keys.append(seen.copy().hexdigest())
+    return keys

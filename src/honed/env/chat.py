@@ -1,4 +1,4 @@
-"""The common shape of a tool-using agent, for environments that need no loop of their own: call, result or error, answer."""
+"""The common shape of a tool-using agent, for environments without a loop of their own: call, result, answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 
+from honed import codec
 from honed.protocols import Session
 from honed.types import Message, Sampling, Tool, ToolCall
 
@@ -58,13 +59,18 @@ def check_arguments(call: ToolCall, tools: Sequence[Tool]) -> dict[str, Any]:
     if tool is None:
         raise ToolError(f"there is no tool {call.name}; tools: {', '.join(tool.name for tool in tools)}")
     try:
-        arguments = json.loads(call.arguments)
+        arguments = json.loads(call.arguments, parse_constant=_no_number)
+        codec.encode(arguments)  # an integer beyond 64 bits or half a surrogate pair could be kept nowhere
         jsonschema.validate(arguments, {"type": "object", "additionalProperties": False, **tool.parameters})
-    except ValueError:
+    except (ValueError, OverflowError, RecursionError):
         raise ToolError(f"the arguments of {call.name} are not JSON") from None
     except jsonschema.ValidationError as error:
         raise ToolError(f"{call.name}: {error.message}") from None
     return dict(arguments)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _same(one: Message, other: Message) -> bool:

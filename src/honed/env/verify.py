@@ -1,5 +1,5 @@
-"""Runs verifiers where they can do no harm to the loop: a sync one in a child process that is killed at its deadline, an
-async one under a timeout. What comes back is a finite Score or a VerifierError, never a zero by accident.
+"""Runs verifiers where they can do no harm to the loop: a sync one in a child process that is killed at its
+deadline, an async one under a timeout. What comes back is a finite Score or a VerifierError, never a zero by accident.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from honed import codec, plugins
-from honed.env.verify_worker import Answer, Question
-from honed.errors import VerifierError
+from honed.env.verify_worker import Answer, Question, checked
+from honed.errors import CorruptData, VerifierError
 from honed.protocols import Outcome, Sandbox
 from honed.types import Score, Task, Trace
 
@@ -28,6 +30,7 @@ class VerifierHost:
     def __init__(self, processes: int = 1) -> None:
         self._free = asyncio.Semaphore(processes)
         self._idle: list[asyncio.subprocess.Process] = []
+        self._children: set[asyncio.subprocess.Process] = set()
         self._closed = False
 
     async def score(
@@ -40,72 +43,128 @@ class VerifierHost:
         *,
         timeout_seconds: float,
     ) -> Score:
-        """The verifier's score. Raises VerifierError with kind "raised", "timeout", "not_finite" or "died"."""
+        """The verifier's score; its `verifier` is filled in where it was left empty.
+
+        A sync verifier gets None for its sandbox: it runs in another process. An async one runs in this one and must
+        not block. Raises VerifierError with kind "raised", "timeout", "not_finite" or "died".
+        """
         function = plugins.resolve("verifier", verifier)
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
             score = await _awaited(verifier, function, (task, trace, outcome, sandbox), timeout_seconds)
         else:
             question = Question(
-                verifier=_target(verifier, function), path=sys.path, task=task, trace=trace, outcome=outcome
+                verifier=_target(verifier, function),
+                path=sys.path,
+                task=task,
+                trace=trace,
+                outcome=outcome,
+                timeout_seconds=timeout_seconds,
             )
-            score = await self._ask(verifier, question, timeout_seconds)
+            score = await self._ask(verifier, question)
         return _finite(verifier, score)
 
     async def close(self) -> None:
-        """Ends the children."""
+        """Ends the children, busy ones too: whoever waits for them gets a VerifierError of kind "died"."""
         self._closed = True
-        while self._idle:
-            await _kill(self._idle.pop())
+        self._idle.clear()
+        for child in list(self._children):
+            await self._end(child)
 
-    async def _ask(self, verifier: str, question: Question, timeout_seconds: float) -> Score:
+    async def _ask(self, verifier: str, question: Question) -> Score:
+        data = _encoded(verifier, question)
         async with self._free:
-            child = self._idle.pop() if self._idle else await _spawn()
+            child = await self._child(verifier)
             healthy = False
             try:
-                answer = await asyncio.wait_for(_exchange(child, question), timeout_seconds)
+                answer = await asyncio.wait_for(_exchange(child, data), question.timeout_seconds)
                 healthy = True
             except TimeoutError:
                 raise VerifierError(
-                    f"the verifier {verifier!r} was killed after {timeout_seconds:g} s.", kind="timeout"
+                    f"the verifier {verifier!r} was killed after {question.timeout_seconds:g} s.", kind="timeout"
                 ) from None
-            except (asyncio.IncompleteReadError, ConnectionError):
+            except (asyncio.IncompleteReadError, ConnectionError, CorruptData):
                 raise VerifierError(f"the verifier {verifier!r} ended its process.", kind="died") from None
             finally:
                 if healthy and not self._closed:
                     self._idle.append(child)
                 else:
-                    await _kill(child)
+                    await self._end(child)
         if answer.score is None:
             raise VerifierError(f"the verifier {verifier!r} {answer.error}", kind="raised")
         return answer.score
 
+    async def _child(self, verifier: str) -> asyncio.subprocess.Process:
+        """A live child: a warm one, else a new one that has said that it is ready."""
+        while self._idle:
+            child = self._idle.pop()
+            if child.returncode is None:
+                return child
+            await self._end(child)
+        if self._closed:
+            raise VerifierError(f"the verifier {verifier!r} was asked after the host was closed.", kind="died")
+        child = await _spawn()
+        self._children.add(child)
+        try:
+            assert child.stdout is not None
+            await child.stdout.readexactly(1)
+        except BaseException as error:
+            await self._end(child)
+            if isinstance(error, asyncio.IncompleteReadError):
+                raise VerifierError("a process for verifiers did not start; see stderr.", kind="died") from None
+            raise
+        return child
+
+    async def _end(self, child: asyncio.subprocess.Process) -> None:
+        self._children.discard(child)
+        # The group is killed even when the child has ended: what it started may live on.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, 9)
+        await child.wait()
+
 
 async def _awaited(verifier: str, function: Callable[..., Any], args: tuple[Any, ...], timeout_seconds: float) -> Score:
+    async def guarded() -> Score:
+        try:
+            return checked(await function(*args))
+        except (Exception, SystemExit) as error:  # the boundary: a verifier is somebody else's code
+            raise VerifierError(f"the verifier {verifier!r} raised {error!r}", kind="raised") from error
+
+    running = asyncio.create_task(guarded())
     try:
-        return await asyncio.wait_for(cast(Awaitable[Score], function(*args)), timeout_seconds)
-    except TimeoutError:
-        raise VerifierError(f"the verifier {verifier!r} took over {timeout_seconds:g} s.", kind="timeout") from None
-    except Exception as error:  # the boundary: a verifier is somebody else's code
-        raise VerifierError(f"the verifier {verifier!r} raised {error!r}", kind="raised") from error
+        # Not wait_for: it would wait for a verifier that swallows its cancellation.
+        await asyncio.wait({running}, timeout=timeout_seconds)
+        if not running.done():
+            raise VerifierError(f"the verifier {verifier!r} took over {timeout_seconds:g} s.", kind="timeout")
+        return running.result()
+    finally:
+        running.cancel()
 
 
-def _finite(verifier: str, score: Any) -> Score:
-    if not isinstance(score, Score):
-        raise VerifierError(f"the verifier {verifier!r} returned {type(score).__name__}, no Score.", kind="raised")
+def _finite(verifier: str, score: Score) -> Score:
     if not all(math.isfinite(value) for value in (score.value, *score.parts.values())):
         raise VerifierError(
-            f"the verifier {verifier!r} returned {score.value}, which is not finite.", kind="not_finite"
+            f"the verifier {verifier!r} returned {score.value} with parts {score.parts}, which is not finite.",
+            kind="not_finite",
         )
-    return (
-        score
-        if score.verifier
-        else Score(value=score.value, parts=score.parts, verifier=verifier, evidence=score.evidence)
-    )
+    return msgspec.structs.replace(score, verifier=score.verifier or verifier)
 
 
 def _target(verifier: str, function: Any) -> str:
-    """The module:attribute under which a child can find what a plug-in name stands for."""
-    return verifier if ":" in verifier else f"{function.__module__}:{function.__qualname__}"
+    """What a child can find the verifier by: a registered name is known to this process only."""
+    if ":" in verifier or not hasattr(function, "__qualname__"):
+        return verifier
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def _encoded(verifier: str, question: Question) -> bytes:
+    try:
+        data = codec.encode(question)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise VerifierError(
+            f"the verifier {verifier!r} can't be asked: the outcome or the task's spec is not JSON-able ({error}).",
+            kind="raised",
+        ) from error
+    return len(data).to_bytes(4, "big") + data
 
 
 async def _spawn() -> asyncio.subprocess.Process:
@@ -116,16 +175,10 @@ async def _spawn() -> asyncio.subprocess.Process:
     )  # fmt: skip
 
 
-async def _exchange(child: asyncio.subprocess.Process, question: Question) -> Answer:
-    assert child.stdin is not None and child.stdout is not None
-    data = codec.encode(question)
-    child.stdin.write(len(data).to_bytes(4, "big") + data)
+async def _exchange(child: asyncio.subprocess.Process, data: bytes) -> Answer:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(data)
     await child.stdin.drain()
     size = int.from_bytes(await child.stdout.readexactly(4), "big")
     return codec.decode(await child.stdout.readexactly(size), Answer)
-
-
-async def _kill(child: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, 9)
-    await child.wait()

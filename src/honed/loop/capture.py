@@ -6,16 +6,17 @@ signals over a line's production traces and writes their names to the store.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import jsonschema
-import msgspec
 
 from honed import plugins
 from honed.config import Settings
+from honed.errors import NotFound
 from honed.log import log
 from honed.loop import paths
 from honed.protocols import Signal
@@ -23,6 +24,8 @@ from honed.store import Store
 from honed.types import Feedback, ToolCall, Trace
 
 NEGATIVE = "negative_feedback"
+OVERLAP_SECONDS = 60.0
+"""Traces this much older than the last look are looked at again: they may have grown, or been drained late."""
 
 
 class CaptureSettings(Settings):
@@ -134,26 +137,57 @@ def signals_of(trace: Trace, signals: Sequence[Signal]) -> tuple[str, ...]:
 # --------------------------------------------------------------------------------------------------- the arrow
 
 
-def flag(store: Store, line: str, since: float, settings: CaptureSettings | None = None) -> list[Trace]:
+def flag(
+    store: Store, line: str, since: float, settings: CaptureSettings | None = None, *, looked: float = 0.0
+) -> list[Trace]:
     """Runs the signals over the line's production traces since then and writes their names to the store.
 
-    Returns the failures, oldest first: the traces with at least one of `settings.failures`. Running it again changes
-    nothing but what late feedback changed.
+    Returns the failures, oldest first: the traces with at least one of `settings.failures`. `looked` is when this was
+    last done under the same settings: only newer traces, and those that newer feedback is about, are looked at again.
     """
     settings = settings or CaptureSettings()
-    traces = store.traces.list(origin="production", line=line, since=since, limit=settings.max_traces)
+    traces = _unseen(store, line, since, looked - OVERLAP_SECONDS, settings.max_traces)
     targets = [id for trace in traces for id in (trace.id, *(turn.id for turn in trace.turns))]
     signals = [negative(store.feedback.of(targets), settings), *resolve(settings.signals)]
-    failures, counts = [], Counter[str]()
-    for trace in reversed(traces):
+    counts = Counter[str]()
+    for trace in traces:
         names = signals_of(trace, signals)
         counts.update(names)
         if names != trace.signals:
             store.traces.set_signals(trace.id, names)
-        if set(names) & set(settings.failures):
-            failures.append(msgspec.structs.replace(trace, signals=names))
-    log("capture.flagged", line=line, traces=len(traces), failures=len(failures), **counts)
+    failures = _failures(store, line, since, settings)
+    log("capture.flagged", line=line, looked_at=len(traces), failures=len(failures), **counts)
     return failures
+
+
+def _unseen(store: Store, line: str, since: float, looked: float, limit: int) -> list[Trace]:
+    """Traces newer than `looked`, and those between `since` and then that feedback newer than `looked` is about."""
+    fresh = store.traces.list(origin="production", line=line, since=max(since, looked), limit=limit)
+    if looked <= since:
+        return fresh
+    known = {id for trace in fresh for id in (trace.id, *(turn.id for turn in trace.turns))}
+    about = {row.target for row in store.feedback.list(line, looked, limit=limit, newest_first=True)} - known
+    late = {trace.id: trace for target in sorted(about) if (trace := _target(store, target)) is not None}
+    return [*fresh, *(trace for trace in late.values() if trace.origin == "production" and trace.at >= since)]
+
+
+def _target(store: Store, id: str) -> Trace | None:
+    """The trace that feedback is about: its target is a turn's id or the trace's own."""
+    with contextlib.suppress(NotFound):
+        return store.traces.get(store.traces.turn(id).trace)
+    with contextlib.suppress(NotFound):
+        return store.traces.get(id)
+    return None
+
+
+def _failures(store: Store, line: str, since: float, settings: CaptureSettings) -> list[Trace]:
+    found: dict[str, Trace] = {}
+    for name in settings.failures:
+        for trace in store.traces.list(
+            origin="production", line=line, signal=name, since=since, limit=settings.max_traces
+        ):
+            found[trace.id] = trace
+    return sorted(found.values(), key=lambda trace: (trace.at, trace.id))
 
 
 def resolve(names: Sequence[str]) -> list[Signal]:

@@ -9,6 +9,7 @@ import msgspec
 
 from honed import codec
 from honed.clock import new_id
+from honed.config import recipe_digest
 from honed.errors import ConfigError, Refused
 from honed.loop import capture, curate
 from honed.loop.lessons import Plan
@@ -23,7 +24,10 @@ def from_traffic(loop: Loop) -> Job | TurnReport:
     cursor = loop.store.jobs.get(loop.line, CURSOR) or {"until": 0.0, "seen": []}
     since = max(0.0, cursor["until"] - loop.run.late_seconds)
     seen = set(cursor["seen"])
-    flagged = capture.flag(loop.store, loop.line, since, loop.capture)
+    rules = recipe_digest(loop.capture)
+    looked = cursor.get("looked", 0.0) if cursor.get("rules") == rules else 0.0
+    flagged = capture.flag(loop.store, loop.line, since, loop.capture, looked=looked)
+    loop.store.jobs.put(loop.line, CURSOR, {**cursor, "looked": now, "rules": rules})
     failures = [trace for trace in flagged if trace.id not in seen and answered_by(trace, parent)]
     signals = Counter(name for trace in failures for name in trace.signals)
     loop.on_event("turn.captured", {"failures": len(failures), "wanted": loop.capture.min_failures, **signals})
@@ -114,4 +118,4 @@ def advance_cursor(loop: Loop, until: float, spent: Sequence[str]) -> None:
     """Moves the cursor; remembers the failures that late feedback could bring up again."""
     cursor = loop.store.jobs.get(loop.line, CURSOR) or {"until": 0.0, "seen": []}
     kept = [*dict.fromkeys([*cursor["seen"], *spent])][-100_000:]
-    loop.store.jobs.put(loop.line, CURSOR, {"until": max(until, cursor["until"]), "seen": kept})
+    loop.store.jobs.put(loop.line, CURSOR, {**cursor, "until": max(until, cursor["until"]), "seen": kept})

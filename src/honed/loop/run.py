@@ -27,6 +27,8 @@ from honed.loop.turn import TURN, Ended, Given, Job, Loop, TurnReport, report_of
 from honed.protocols import Learner
 from honed.types import Decision
 
+REFUSED_SECONDS = 60.0
+"""Wait after a turn that was refused: curating the same failures again costs, and mends nothing."""
 ENDED: dict[Decision, Ended] = {
     "promote": "promoted",
     "reject": "rejected",
@@ -76,6 +78,7 @@ async def run_forever(
         except ConfigError:
             raise
         except Refused as error:
+            wait = max(wait, REFUSED_SECONDS)
             log("turn.refused", line=loop.line, reason=str(error))
             loop.on_event("turn.refused", {"reason": str(error)})
         except (EngineError, StoreError) as error:
@@ -180,7 +183,8 @@ async def _deploy(loop: Loop, job: Job) -> TurnReport:
         there = [row for row in store.releases.list(loop.line) if row.verdict == verdict.id]
         try:
             release = there[0] if there else await deploy(
-                store, loop.line, version, verdict, clock=loop.clock, verify=loop.verify
+                store, loop.line, version, verdict, clock=loop.clock, verify=loop.verify,
+                timeout_seconds=loop.run.acknowledge_seconds,
             )  # fmt: skip
         except Refused as error:  # another release came first: what was compared is no longer what serves
             log("deploy.refused", version=version.id, reason=str(error))

@@ -30,6 +30,8 @@ class RunSettings(Settings):
     """How often traffic is looked at while nothing is to be done."""
     late_seconds: float = 7 * 86400.0
     """Feedback that comes this much later than its conversation still counts."""
+    acknowledge_seconds: float = 10.0
+    """How long a release waits for the serving replicas to follow it; not following is told, and is no error."""
     retry_seconds: float = 2.0
     """Wait before the first retry after the learner or the store was lost; doubles up to a minute."""
 

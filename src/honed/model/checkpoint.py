@@ -1,7 +1,7 @@
 """An adapter as a folder in PEFT's layout, with a manifest that is written last and verified first. Never pickled.
 
-adapter_config.json and adapter_model.safetensors are what PEFT and vLLM load; manifest.json holds the sha256 of each file
-and the digest of the content. A folder without a manifest is half-written and is not a checkpoint.
+adapter_config.json and adapter_model.safetensors are what PEFT and vLLM load; manifest.json holds the sha256 of each
+file and the digest of the content. A folder without a manifest is half-written and is not a checkpoint.
 """
 
 from __future__ import annotations

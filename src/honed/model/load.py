@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ FORMAT = "v1"
 """Part of a converted directory's name: a change of convert.py that changes its output changes this."""
 
 MANIFEST = "manifest.json"
+SETTLED_SECONDS = 2.0
+"""The coarsest modification time that a file system in use keeps."""
+
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 RECURRENT = re.compile(r"mamba|jamba|bamba|zamba|nemotron_h|falcon_h1|granitemoehybrid|recurrent|rwkv|lfm2|qwen3_next")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -88,22 +92,29 @@ def load(
     whatever `prepare` raises.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     prepared = source if isinstance(source, Prepared) else prepare(source, cache)
-    config = AutoConfig.from_pretrained(prepared.directory, local_files_only=True)
+    kind = getattr(torch, _dtype(dtype, device))
+    try:
+        config = AutoConfig.from_pretrained(prepared.directory, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{prepared.directory} is of a kind that transformers doesn't know: {error}") from error
     _check_vocabulary(prepared.directory, config.get_text_config().vocab_size)
-    kind = _dtype(dtype, device)
-    model, info = AutoModelForCausalLM.from_pretrained(
-        prepared.directory,
-        config=config,
-        dtype=getattr(torch, kind),
-        attn_implementation=attention,
-        use_safetensors=True,
-        local_files_only=True,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-    )
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            prepared.directory,
+            config=config,
+            dtype=kind,
+            attn_implementation=attention,
+            use_safetensors=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # so that they are named below, with all that is wrong
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise CorruptData(f"the weights in {prepared.directory} are damaged: {error}. Download them again.") from error
     _check_tensors(prepared.directory, info)
     model.to(device).eval()
     return Loaded(model=model, config=model.config, directory=prepared.directory, digest=prepared.digest)
@@ -162,7 +173,10 @@ def _converted(source: Path, cache: Path) -> Path:
         if (directory / MANIFEST).is_file():  # another process made it while this one waited
             return directory
         log("model.convert", source=source.name, directory=str(directory))
-        staging = Path(tempfile.mkdtemp(prefix=".converting-", dir=directory.parent))
+        prefix = f".converting-{directory.name}-"
+        for left in directory.parent.glob(prefix + "*"):  # by a process that was killed: the lock is ours now
+            shutil.rmtree(left, ignore_errors=True)
+        staging = Path(tempfile.mkdtemp(prefix=prefix, dir=directory.parent))
         try:
             convert(source, staging)
             _write_manifest(source, staging, cache)
@@ -183,7 +197,11 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _write_manifest(source: Path, directory: Path, cache: Path) -> None:
-    files = {path.name: _sha256(path) for path in sorted(directory.iterdir())}
+    files = {}
+    for part in sorted(directory.iterdir()):
+        with open(part, "rb") as written:
+            os.fsync(written.fileno())
+        files[part.name] = _sha256(part)
     data = {"source": source.name, "source_sha256": _file_digest(source, cache), "files": files}
     path = directory / (MANIFEST + ".new")
     with open(path, "w") as file:
@@ -194,7 +212,10 @@ def _write_manifest(source: Path, directory: Path, cache: Path) -> None:
 
 
 def _check_manifest(directory: Path, digests: dict[str, str]) -> None:
-    files = json.loads((directory / MANIFEST).read_text())["files"]
+    try:
+        files = dict(json.loads((directory / MANIFEST).read_text())["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptData(f"{directory / MANIFEST} can't be read; delete {directory} to convert again.") from error
     for name in files:
         if name.endswith(".safetensors"):
             same = digests.get(name) == files[name]
@@ -217,11 +238,22 @@ def _check_directory(directory: Path) -> None:
         raise ConfigError(f"{directory} holds no *.safetensors.")
     if not (directory / "tokenizer.json").is_file():
         raise ConfigError(f"{directory} holds no tokenizer.json; honed reads only that form of tokenizer.")
+    if (index := directory / "model.safetensors.index.json").is_file():
+        parts = {str(name) for name in (_json(index).get("weight_map") or {}).values()}
+        if missing := sorted(name for name in parts if not (directory / name).is_file()):
+            raise CorruptData(f"{index} names {', '.join(missing[:4])}, which {directory} lacks: download it again.")
     _check_architecture(directory)
 
 
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is no JSON object: {error}.") from error
+
+
 def _check_architecture(directory: Path) -> None:
-    config = json.loads((directory / "config.json").read_text())
+    config = _json(directory / "config.json")
     config = config.get("text_config") or config
     name = str(config.get("model_type", ""))
     kinds = set(config.get("layer_types") or config.get("layers_block_type") or ()) - ATTENTION
@@ -266,15 +298,19 @@ def _sha256(path: Path) -> str:
 
 
 def _file_digest(path: Path, cache: Path) -> str:
-    """sha256 of a large file, remembered by path, modification time and size."""
+    """sha256 of a large file, remembered by path, inode, times and size; not while the file is younger than the file
+    system's clock can tell, for then a second write of the same size would go unseen."""
     stat = path.stat()
-    key = hashlib.sha256(f"{path.resolve()}\0{stat.st_mtime_ns}\0{stat.st_size}".encode()).hexdigest()[:32]
+    identity = (str(path.resolve()), stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)
+    key = hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
     known = cache / "digests" / key
     with contextlib.suppress(OSError):
         value = known.read_text()
         if re.fullmatch(r"[0-9a-f]{64}", value):
             return value
     value = _sha256(path)
+    if time.time() - stat.st_ctime < SETTLED_SECONDS:
+        return value
     with contextlib.suppress(OSError):  # a cache that can't be written only costs time
         known.parent.mkdir(parents=True, exist_ok=True)
         staging = known.with_suffix(f".{os.getpid()}")

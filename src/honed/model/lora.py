@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021) by PEFT, with tensors named as PEFT exports them. No files: checkpoint.py."""
+"""Low-rank adapters (LoRA, Hu et al. 2021) by PEFT, tensors named as PEFT exports them. For files see checkpoint.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def attach(model: Any, settings: LoraSettings) -> Any:
 
     targets: Any = ALL_LINEAR if settings.targets == (ALL_LINEAR,) else list(settings.targets)
     config = LoraConfig(
-        r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM", target_modules=targets
+        r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM",
+        target_modules=targets,
     )  # fmt: skip
     try:
         peft = get_peft_model(model, config)
@@ -49,6 +50,6 @@ def attach(model: Any, settings: LoraSettings) -> Any:
 
 
 def tensors(peft: Any) -> dict[str, Tensor]:
-    """The trained parameters under their exported names (...lora_A.weight [r, in], ...lora_B.weight [out, r]), sorted."""
+    """The trained parameters by exported name (...lora_A.weight [r, in], ...lora_B.weight [out, r]), sorted."""
     found = {name.replace(".default.", "."): value for name, value in peft.named_parameters() if ".lora_" in name}
     return dict(sorted(found.items()))

@@ -74,8 +74,8 @@ async def _reproducible(engine: Engine, ids: tuple[int, ...]) -> None:
 
 async def _cancels(engine: Engine, ids: tuple[int, ...]) -> None:
     await engine.cancel("no such request")
-    id = new_id("request_")
-    request = Request(id=id, ids=ids, sampling=Sampling(max_tokens=512, seed=1))
+    id, room = new_id("request_"), (await engine.status()).context - len(ids)
+    request = Request(id=id, ids=ids, sampling=Sampling(max_tokens=min(512, room), seed=1))
     chunks: list[Chunk] = []
     async for chunk in engine.submit(request):
         if not chunks:

@@ -90,6 +90,8 @@ class FakeEngine:
         right = _uniform(seed, len(request.ids)) < skill
         chance = skill if right else 1 - skill
         wanted = [*(RIGHT if right else WRONG).encode(), RENDERER.stop_ids[0]]
+        stopped = next((at for at, id in enumerate(wanted) if id in request.sampling.stop_ids), len(wanted) - 1)
+        wanted = wanted[: stopped + 1]
         ids = wanted[: request.sampling.max_tokens]
         finish, sent = ("stop" if ids == wanted else "length"), 0
         self._running.add(request.id)

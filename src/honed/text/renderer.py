@@ -28,8 +28,8 @@ THINKING = "<think>\nhonedthought\n</think>\n\n"
 
 
 class Renderer:
-    """A model's way of reading and writing conversations. `stop_ids` end a reply; `digest` names tokenizer, template and
-    format together."""
+    """A model's way of reading and writing conversations. `stop_ids` end a reply; `digest` names tokenizer, template
+    and format together."""
 
     def __init__(
         self, tokenizer: Tokenizer, template: ChatTemplate, stop_ids: Sequence[int], format: ToolFormat
@@ -40,9 +40,8 @@ class Renderer:
         self.stop_ids = tuple(stop_ids)
         self._hidden = frozenset(stop_ids)
         self._end = tokenizer.decode([self.stop_ids[0]], skip_special_tokens=False)
-        self.digest = codec.digest([template.source, self.stop_ids, type(format).__name__, tokenizer.get_vocab_size()])[
-            :24
-        ]
+        parts = [template.source, self.stop_ids, type(format).__name__, tokenizer.to_str()]
+        self.digest = codec.digest(parts)[:24]
 
     def start(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Ids of the whole conversation and of the start of the reply. Raises BadRequest (param messages)."""
@@ -77,8 +76,11 @@ class Renderer:
 
     def _after(self, messages: tuple[Message, ...]) -> str | None:
         before = (Message(role="user", content="a"), Message(role="assistant", content=THINKING + SENTINEL))
-        head, _, _ = self._render(before, (), prompt=False).partition(SENTINEL)
-        text = self._render((*before, *messages), ())
+        try:
+            head, _, _ = self._render(before, (), prompt=False).partition(SENTINEL)
+            text = self._render((*before, *messages), ())
+        except BadRequest:  # such as a tool's result after a message without calls: the full render may do
+            return None
         if text.count(SENTINEL) != 1 or not text.startswith(head):
             return None
         return text.partition(SENTINEL)[2]
@@ -92,12 +94,27 @@ class Renderer:
                 plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{offer}".strip()}
             else:
                 plain.insert(0, {"role": "system", "content": offer})
+        plain = self._folded(plain)
         return self._template.render(plain, [_schema(tool) for tool in tools] if native else (), prompt=prompt)
+
+    def _folded(self, plain: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages without the roles that the template refuses: the system's text goes before the first user's, and
+        results that stand beside each other become one message, for users may not speak twice in a row there."""
+        system_first = [message["role"] for message in plain[:2]] == ["system", "user"]
+        if system_first and not self._template.takes_system_role:
+            plain = [{**plain[1], "content": f"{plain[0]['content']}\n\n{plain[1]['content']}"}, *plain[2:]]
+        folded: list[dict[str, Any]] = []
+        for message in plain:
+            if message.pop("result", False) and folded and folded[-1]["role"] == "user":
+                folded[-1] = {**folded[-1], "content": f"{folded[-1]['content']}\n{message['content']}"}
+            else:
+                folded.append(message)
+        return folded
 
     def _plain(self, message: Message, native: bool) -> dict[str, Any]:
         content = message.content or ""
         if message.role == "tool" and not self._template.takes_tool_role:
-            return {"role": "user", "content": self._format.result(message.name or "", content)}
+            return {"role": "user", "content": self._format.result(message.name or "", content), "result": True}
         plain: dict[str, Any] = {"role": message.role, "content": content}
         if message.role == "tool":
             return {**plain, "name": message.name or "", "tool_call_id": message.tool_call_id or ""}

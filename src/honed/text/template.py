@@ -14,7 +14,8 @@ from honed.errors import BadRequest, ConfigError
 
 
 class ChatTemplate:
-    """A model's template. `native_tools` says whether it renders a tool list by itself; SmolLM2's, for one, doesn't."""
+    """A model's template. `native_tools` says whether it renders a tool list by itself (SmolLM2's, for one, doesn't),
+    `takes_tool_role` and `takes_system_role` whether it knows such messages; all three are found by trying."""
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -29,10 +30,9 @@ class ChatTemplate:
             raise ConfigError(f"the model's chat template is broken: {error}") from error
         self._special = special
         self.source = source
-        self.native_tools = "tools" in source
-        self.takes_tool_role = self._renders(
-            [{"role": "user", "content": "a"}, _CALL, {"role": "tool", "content": "b"}]
-        )
+        self.native_tools = self._renders([_USER], [_TOOL])
+        self.takes_tool_role = self._renders([_USER, _CALL, _RESULT])
+        self.takes_system_role = self._renders([{"role": "system", "content": PROBE}, _USER])
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), *, prompt: bool) -> str:
         """The conversation as text; with `prompt` also the start of the reply. Raises BadRequest (param messages) for a
@@ -44,14 +44,26 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, AttributeError, KeyError) as error:
             raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
 
-    def _renders(self, messages: list[dict[str, Any]]) -> bool:
+    def _renders(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> bool:
         try:
-            return "b" in self.render(messages, prompt=True)
+            return PROBE in self.render(messages, tools, prompt=True)
         except BadRequest:
             return False
 
 
-_CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+PROBE = "honedprobe"
+_ID = "honedcall"  # nine letters: some templates insist on that
+_USER = {"role": "user", "content": "a"}
+_CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": _ID, "type": "function", "function": {"name": "f", "arguments": {}}}],
+}
+_RESULT = {"role": "tool", "content": PROBE, "name": "f", "tool_call_id": _ID}
+_TOOL = {
+    "type": "function",
+    "function": {"name": PROBE, "description": "", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def _raise(message: str) -> None:

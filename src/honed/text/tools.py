@@ -1,6 +1,7 @@
 """How tools are offered and called in text: the signatures in the system message, and calls as JSON in tags.
 
-One format, Hermes (Qwen's and most open models'; SmolLM2 learns it): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+One format, Hermes (Qwen's and most open models'; SmolLM2 learns it):
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 A format for other models is one class with these four methods; `FORMATS` maps template digests and names to it.
 """
 
@@ -38,7 +39,7 @@ class ToolFormat(Protocol):
 
 
 class Hermes:
-    """JSON calls in <tool_call> tags; tools as one signature a line, which is a fifth of the tokens of their schemas."""
+    """JSON calls in <tool_call> tags; tools as one signature a line, which is far shorter than their schemas."""
 
     opening = OPEN
 
@@ -106,10 +107,10 @@ def _read(body: str) -> ToolCall | None:
         call = msgspec.json.decode(body.strip().encode(), type=_Call)
         arguments = bytes(call.arguments).decode()
         if arguments.startswith('"'):  # some models write the arguments as a string of JSON
-            arguments = json.loads(arguments)
-        if not call.name or not isinstance(json.loads(arguments), dict):
+            arguments = msgspec.json.decode(arguments, type=str)
+        if not call.name or not isinstance(msgspec.json.decode(arguments), dict):
             return None
-    except (msgspec.MsgspecError, ValueError, UnicodeEncodeError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return ToolCall(id=new_id("call_"), name=call.name, arguments=arguments)
 

@@ -1,0 +1,90 @@
+"""The demo's config files: what each stage of the story changes, everything else said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+COMMON = """\
+[model]
+source = "smollm2"
+line = "support"
+[store]
+root = "store"
+[serve]
+port = 0
+[watch]
+tolerance = 0.05
+[engine]
+slots = 32
+threads = {threads}
+context = 1024
+[train]
+threads = {threads}
+seed = {seed}
+[rollout]
+max_tokens = 64
+concurrency = 32
+"""
+
+TEACH = """\
+[tasks]
+suites = ["support.lessons:holdout_before"]
+[sft]
+learning_rate = 5e-4
+passes = 4
+batch_size = 8
+seed = {seed}
+[learn]
+steps = 0
+seed = {seed}
+[gate]
+target_suites = ["support-changed-before", "support-unchanged-before"]
+attempts = 1
+hoped_gain = 0.3
+temperature = 0.3
+alpha_policy = "single"
+"""
+
+REPAIR = """\
+[tasks]
+suites = ["support.lessons:holdout_after"]
+[curate]
+maker = "support.env:task_from_trace"
+max_tasks = 24
+max_demonstrations = 24
+replay = 24
+holdout_share = 0.0
+dev_share = 0.0
+[sft]
+learning_rate = 5e-4
+passes = 3
+batch_size = 8
+seed = {seed}
+[grpo]
+learning_rate = 5e-5
+[learn]
+steps = 3
+groups_per_step = 8
+group_size = 8
+seed = {seed}
+[gate]
+target_suites = ["support-changed"]
+guard_suites = ["support-unchanged"]
+attempts = 2
+margin = 0.15
+temperature = 0.3
+"""
+
+BROKEN = REPAIR.replace("learning_rate = 5e-4\npasses = 3", "learning_rate = 0.05\npasses = 2").replace(
+    "steps = 3", "steps = 0"
+)
+"""A learning rate a hundred times too high."""
+
+
+def write(folder: Path, seed: int, threads: int) -> dict[str, Path]:
+    """Writes the configs into the demo's folder and returns their paths by stage."""
+    paths = {}
+    for name, text in {"teach": TEACH, "repair": REPAIR, "broken": BROKEN}.items():
+        paths[name] = folder / f"{name}.toml"
+        paths[name].write_text((COMMON + text).format(seed=seed, threads=threads), encoding="utf-8")
+    return paths

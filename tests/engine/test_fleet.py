@@ -1,0 +1,134 @@
+"""The fleet: follows releases, says so, refuses what is corrupt, and swaps under traffic without an abort."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from honed.engine.fleet import Fleet
+from honed.engine.scripted import ByteRenderer, ScriptedEngine, ScriptedSettings
+from honed.engine.token_model import TokenModel
+from honed.errors import NotFound
+from honed.protocols import Call
+from honed.store import Store, open_store
+from honed.types import Message, Release, Sampling, Turn, Version
+
+LINE = "support"
+
+
+@pytest.fixture
+def store(tmp_path: Path):  # type: ignore[no-untyped-def]
+    with open_store(None, tmp_path) as opened:
+        yield opened
+
+
+def fleet_of(store: Store, **script: object) -> Fleet:
+    return Fleet(ScriptedEngine(ScriptedSettings.model_validate(script)), store, LINE, "replica-1")
+
+
+def release(store: Store, number: int, previous: int | None = None) -> Release:
+    """Releases a version, which is stored first where it is not the base."""
+    id = f"{LINE}@{number}"
+    if number:
+        store.versions.put(Version(line=LINE, number=number, parent=0, uri="scripted", digest="d", at=1.0))
+    row = Release(
+        id=f"release_{number}_{len(store.releases.list(LINE))}",
+        line=LINE,
+        version=id,
+        previous=None if previous is None else f"{LINE}@{previous}",
+        kind="promote",
+        at=2.0,
+    )
+    store.releases.put(row)
+    return row
+
+
+async def test_without_a_release_the_base_serves_and_other_lines_are_unknown(store: Store) -> None:
+    fleet = fleet_of(store)
+    assert await fleet.follow() is False
+    assert fleet.version_of(LINE) == "support@0"
+    with pytest.raises(NotFound, match="nobody"):
+        fleet.version_of("nobody")
+
+
+async def test_a_release_is_loaded_served_and_acknowledged_once(store: Store) -> None:
+    fleet = fleet_of(store)
+    row = release(store, 1)
+    assert [await fleet.follow(), await fleet.follow()] == [True, False]
+    assert fleet.version_of(LINE) == "support@1"
+    assert (await fleet.engine.status()).versions == ("support@1",)
+    assert store.releases.acks(row.id) == {"replica-1": "support@1"}
+
+
+async def test_a_corrupt_version_is_refused_while_the_one_before_serves(store: Store) -> None:
+    fleet = fleet_of(store, corrupt=["support@2"])
+    release(store, 1, 0)
+    await fleet.follow()
+    bad = release(store, 2, 1)
+    assert [await fleet.follow(), await fleet.follow()] == [False, False]
+    assert fleet.version_of(LINE) == "support@1"
+    assert store.releases.acks(bad.id) == {}
+    release(store, 3, 1)
+    assert await fleet.follow() is True
+    assert fleet.version_of(LINE) == "support@3"
+
+
+async def test_a_replica_that_starts_on_a_corrupt_release_serves_the_one_before_and_not_the_base(store: Store) -> None:
+    release(store, 1, 0)
+    release(store, 2, 1)
+    fleet = fleet_of(store, corrupt=["support@2"])
+    await fleet.follow()
+    assert fleet.version_of(LINE) == "support@1"
+
+
+async def test_a_rollback_to_the_base_is_a_release_like_another(store: Store) -> None:
+    fleet = fleet_of(store)
+    release(store, 1, 0)
+    await fleet.follow()
+    back = release(store, 0, 1)
+    assert await fleet.follow() is True
+    assert fleet.version_of(LINE) == "support@0"
+    assert store.releases.acks(back.id) == {"replica-1": "support@0"}
+
+
+async def test_pins_reach_the_base_and_what_is_loaded_and_old_versions_are_forgotten(store: Store) -> None:
+    fleet = fleet_of(store)
+    for number in (1, 2, 3):
+        release(store, number, number - 1)
+        await fleet.follow()
+    assert [fleet.pinned(f"support@{number}") for number in (0, 2, 3)] == ["support@0", "support@2", "support@3"]
+    with pytest.raises(NotFound, match="support@2, support@3"):
+        fleet.pinned("support@1")
+    assert (await fleet.engine.status()).versions == ("support@2", "support@3")
+
+
+async def test_sixteen_requests_in_flight_during_two_swaps_end_whole_each_under_one_version(store: Store) -> None:
+    fleet = fleet_of(store, delay_seconds=0.001, load_seconds=0.01)
+    release(store, 1, 0)
+    await fleet.follow()
+    model = TokenModel(fleet.engine, ByteRenderer(), fleet.version_of)
+
+    async def ask(number: int) -> Turn:
+        text = f"{number} " + "x" * (20 + 10 * number)
+        turn = await model.reply(
+            Call(
+                id=f"t{number}", messages=(Message(role="user", content=text),), line=LINE,
+                sampling=Sampling(max_tokens=300),
+            )
+        )  # fmt: skip
+        assert turn.reply.content == text
+        return turn
+
+    running = [asyncio.create_task(ask(number)) for number in range(16)]
+    await asyncio.sleep(0.005)
+    for number in (2, 3):
+        release(store, number, number - 1)
+        await fleet.follow()
+    late = [asyncio.create_task(ask(number)) for number in range(16, 20)]
+    turns = await asyncio.gather(*running, *late)
+    assert {turn.finish for turn in turns} == {"stop"}
+    assert all(len({span.version for span in turn.versions}) == 1 for turn in turns)
+    assert [turn.versions[0].version for turn in turns] == ["support@1"] * 16 + ["support@3"] * 4
+    assert (await fleet.engine.status()).versions == ("support@2", "support@3")
