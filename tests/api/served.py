@@ -49,6 +49,7 @@ def serving(folder: Path, settings: ScriptedSettings) -> Iterator[Served]:
         store=store,
         capture=capture,
         drainer=Drainer(folder / "capture", store),
+        decode=ByteRenderer().decode,
         settings=ServeSettings(max_tokens=80),
     )
     config = uvicorn.Config(build(gateway), host="127.0.0.1", port=0, log_level="error", lifespan="off")

@@ -102,7 +102,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _permuted(name: str, tensor: torch.Tensor, config: LlamaConfig) -> torch.Tensor:
-    """llama.cpp rotates neighbouring dimensions where Hugging Face rotates halves, so it reorders the rows of q and k."""
+    """llama.cpp rotates neighbouring dimensions where Hugging Face rotates halves, so it reorders rows of q and k."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if heads is None:
         return tensor.contiguous()

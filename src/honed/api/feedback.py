@@ -66,10 +66,25 @@ def _check_value(kind: str, value: Any, at: str) -> None:
     elif kind == "comment":
         if not isinstance(value, str):
             raise BadRequest("a comment's 'value' must be a string.", param=at)
-    elif not isinstance(value, list) or not value or not all(isinstance(m, dict) and "role" in m for m in value):
-        raise BadRequest(f"a {kind}'s 'value' must be a list of messages.", param=at)
+    else:
+        _check_messages(kind, value, at)
     if len(json.dumps(value)) > MAX_VALUE_BYTES:
         raise BadRequest(f"'value' is over {MAX_VALUE_BYTES} bytes.", param=at)
+
+
+def _check_messages(kind: str, value: Any, at: str) -> None:
+    """What should have been said: nobody could learn from anything else, and later there is nobody to tell."""
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        raise BadRequest(f"a {kind}'s 'value' must be a list of messages.", param=at)
+    for index, item in enumerate(value):
+        if item.get("role") not in ("assistant", "tool"):
+            raise BadRequest(
+                f"a {kind} holds the assistant's and the tools' messages only.", param=f"{at}[{index}].role"
+            )
+        if not isinstance(item.get("content"), str) and not (item.get("content") is None and item.get("tool_calls")):
+            raise BadRequest("a message needs content, a string, or tool calls.", param=f"{at}[{index}].content")
+    if value[-1]["role"] != "assistant":
+        raise BadRequest(f"a {kind} must end with the assistant's message.", param=at)
 
 
 def _name(value: Any, at: str) -> str:

@@ -24,13 +24,14 @@ CONFIG, WEIGHTS, MANIFEST = "adapter_config.json", "adapter_model.safetensors", 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
     """Writes the adapter into `folder` and returns its digest; the same tensors and config give the same digest.
 
-    Each file is synced before the manifest is written, so that a crash leaves a whole checkpoint or none.
+    `config` is JSON-able, or has sets, which are written as sorted lists (PEFT keeps its target modules in one). Each
+    file is synced before the manifest is written, so that a crash leaves a whole checkpoint or none.
     """
     from safetensors.torch import save
 
     folder.mkdir(parents=True, exist_ok=True)
     files = {
-        CONFIG: json.dumps(config, indent=1, sort_keys=True, default=str).encode(),
+        CONFIG: json.dumps(config, indent=1, sort_keys=True, default=_plain).encode(),
         WEIGHTS: save({name: tensors[name].detach().contiguous().cpu() for name in sorted(tensors)}),
     }
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
@@ -84,6 +85,12 @@ def _checked(path: Path, expected: str) -> bytes:
 
 def _digest(sums: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(sorted(sums.items()))).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"an adapter's config can't hold {type(value).__name__}")
 
 
 def _write(path: Path, data: bytes) -> None:
