@@ -43,6 +43,6 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _states(answer: str, fact: str) -> bool:
-    """Whether a fact stands in the answer as a word or number of its own: 40 is in "40 dollars.", not in 140 or 40.5."""
+    """Whether a fact stands in the answer as a word or number of its own: 40 in "40 dollars.", not in 140 or 40.5."""
     pattern = rf"(?<!\w)(?<!\d[.,]){re.escape(fact.lower())}(?!\w)(?![.,]\d)"
     return re.search(pattern, answer.lower()) is not None
