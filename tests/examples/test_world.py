@@ -6,13 +6,13 @@ from collections import Counter
 from typing import get_args
 
 import pytest
+from support import env, lessons, world
 
 from honed.env.chat import ToolError, check_arguments
 from honed.loop.demonstrations import demonstrate
 from honed.model.load import prepare
 from honed.text import load_renderer
 from honed.types import ToolCall
-from support import env, lessons, world
 
 SEEDS = range(1000, 1400)
 ERAS = get_args(world.Era)
