@@ -15,8 +15,11 @@ HERE = Path(__file__).parent
 def write_report(demo: dict[str, Any], path: Path) -> None:
     """Renders the page. `demo` is what demo.py writes as demo.json."""
     pages = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
-    for verdict in demo["verdicts"]:
-        verdict["plot"] = plots.forest([_forest_row(suite) for suite in verdict["suites"]])
+    verdicts = [
+        {**verdict, "plot": plots.forest([_forest_row(suite) for suite in verdict["suites"]])}
+        for verdict in demo["verdicts"]
+    ]
+    demo = {**demo, "verdicts": verdicts}
     drawn = {"success": success_plot(demo), "spend": plots.spend(_spend_rows(demo)), "reward": _reward_plot(demo)}
     page = pages.get_template("report.html.j2").render(demo=demo, plots=drawn, headline=headline(demo))
     path.write_text(page, encoding="utf-8")

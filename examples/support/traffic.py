@@ -26,18 +26,24 @@ TEMPERATURE, MAX_TOKENS, MAX_TURNS = 0.3, 64, 3
 
 
 async def serve_customer(
-    client: openai.AsyncOpenAI, http: httpx.AsyncClient, found: world.Case, model: str, correct: bool
+    client: openai.AsyncOpenAI,
+    http: httpx.AsyncClient,
+    found: world.Case,
+    model: str,
+    correct: bool,
+    max_tokens: int = MAX_TOKENS,
 ) -> dict[str, Any]:
     """One conversation from request to feedback; says what happened."""
     messages: list[dict[str, Any]] = [_plain(message) for message in world.prompt(found)]
     tools = [_schema(tool) for tool in world.tools(found.era)]
     said: list[Message] = []
-    reply: Any = None
+    replies: list[Any] = []
     for _ in range(MAX_TURNS):
         reply = await client.chat.completions.create(
-            model=model, messages=messages, tools=tools, temperature=TEMPERATURE, max_tokens=MAX_TOKENS,  # type: ignore[arg-type]
+            model=model, messages=messages, tools=tools, temperature=TEMPERATURE, max_tokens=max_tokens,  # type: ignore[arg-type]
             metadata={"case": str(found.seed), "era": found.era},
         )  # fmt: skip
+        replies.append(reply)
         said.append(_message(reply.choices[0].message))
         messages.append(_plain(said[-1]))
         if not said[-1].tool_calls:
@@ -46,15 +52,23 @@ async def serve_customer(
             said.append(_run_tool(found, call))
             messages.append(_plain(said[-1]))
     score = judge(found, said)
-    await _tell(http, reply.id, score.value, found if correct else None)
+    await _tell(http, replies[0].id, replies[-1].id, score.value, found if correct else None)
     return {
         "at": time.time(), "seed": found.seed, "era": found.era, "kind": found.kind,
         "changed": found.kind in world.CHANGED,
-        "success": score.value, "turn": reply.id, "corrected": correct and score.value < 1,
+        "success": score.value, "turn": replies[-1].id, "corrected": correct and score.value < 1,
     }  # fmt: skip
 
 
-async def send(base_url: str, era: world.Era, first_seed: int, num_requests: int, concurrency: int, model: str) -> None:
+async def send(
+    base_url: str,
+    era: world.Era,
+    first_seed: int,
+    num_requests: int,
+    concurrency: int,
+    model: str,
+    max_tokens: int = MAX_TOKENS,
+) -> None:
     """Sends the cases of a range of seeds, in order, and prints a JSON line for each as it ends."""
     client = openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=5, timeout=120)
     limit = asyncio.Semaphore(concurrency)
@@ -63,19 +77,20 @@ async def send(base_url: str, era: world.Era, first_seed: int, num_requests: int
 
         async def one(seed: int) -> None:
             async with limit:
-                row = await serve_customer(client, http, world.case(seed, era), model, correct=seed % 4 == 0)
+                row = await serve_customer(client, http, world.case(seed, era), model, seed % 4 == 0, max_tokens)
                 print(json.dumps(row), flush=True)
 
         await asyncio.gather(*(one(first_seed + index) for index in range(num_requests)))
 
 
-async def _tell(http: httpx.AsyncClient, target: str, success: float, correction: world.Case | None) -> None:
-    row: dict[str, Any] = {"target": target, "name": "success", "value": success, "source": "verifier"}
-    rows = [{**row, "key": f"{target}/success"}]
+async def _tell(http: httpx.AsyncClient, first: str, last: str, success: float, correction: world.Case | None) -> None:
+    """Says of the last answer how it went, and of the first reply what should have been said from there on."""
+    row: dict[str, Any] = {"target": last, "name": "success", "value": success, "source": "verifier"}
+    rows = [{**row, "key": f"{last}/success"}]
     if success < 1 and correction is not None:
         value = [_plain(message) for message in world.gold(correction)]
         told = {"name": "correction", "kind": "correction", "value": value, "source": "team"}
-        rows.append({"target": target, **told, "key": f"{target}/correction"})
+        rows.append({"target": first, **told, "key": f"{first}/correction"})
     (await http.post("feedback", json=rows)).raise_for_status()
 
 

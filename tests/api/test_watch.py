@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +133,28 @@ def test_outcomes_of_other_versions_and_metrics_do_not_count(store: Store) -> No
     live.outcomes("support@0", BAD)  # answers of the version before, told late
     assert watch_of(store).look() is None
     assert watch_of(store, metric="other").look() is None
+
+
+async def test_it_looks_by_itself_and_tells_who_counts(store: Store) -> None:
+    live, told = Live(store), list[Release]()
+    live.outcomes("support@0", GOOD)
+    live.release(1, 0)
+    live.outcomes("support@1", BAD)
+    await Watch(store, LINE, WatchSettings(enabled=False)).run()
+    assert len(store.releases.list(LINE)) == 1
+    running = asyncio.create_task(Watch(store, LINE, WatchSettings(poll_seconds=0.001), told.append).run())
+    while not told:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    running.cancel()
+    assert told == [store.releases.current(LINE)]
+
+
+def test_a_release_of_what_serves_already_is_not_taken_back_to_itself(store: Store) -> None:
+    live = Live(store)
+    live.outcomes("support@1", GOOD)
+    live.release(1, 1)
+    live.outcomes("support@1", BAD)
+    assert watch_of(store).look() is None
 
 
 def test_a_release_that_came_meanwhile_is_left_alone(store: Store) -> None:

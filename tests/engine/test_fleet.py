@@ -10,7 +10,7 @@ import pytest
 from honed.engine.fleet import Fleet
 from honed.engine.scripted import ByteRenderer, ScriptedEngine, ScriptedSettings
 from honed.engine.token_model import TokenModel
-from honed.errors import NotFound
+from honed.errors import EngineError, NotFound, StoreError
 from honed.protocols import Call
 from honed.store import Store, open_store
 from honed.types import Message, Release, Sampling, Turn, Version
@@ -132,3 +132,51 @@ async def test_sixteen_requests_in_flight_during_two_swaps_end_whole_each_under_
     assert all(len({span.version for span in turn.versions}) == 1 for turn in turns)
     assert [turn.versions[0].version for turn in turns] == ["support@1"] * 16 + ["support@3"] * 4
     assert (await fleet.engine.status()).versions == ("support@2", "support@3")
+
+
+class Away:
+    """Passes everything on to `inner`, but for `name`, which fails once with `error`."""
+
+    def __init__(self, inner: object, name: str, error: Exception) -> None:
+        self._inner, self._name, self._error = inner, name, error
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._name:
+            self._name = ""
+
+            def fail(*_: object) -> None:
+                raise self._error
+
+            return fail
+        return getattr(self._inner, name)
+
+
+async def test_an_acknowledgement_that_the_store_missed_is_said_again(store: Store) -> None:
+    fleet = fleet_of(store)
+    row = release(store, 1, 0)
+    real, store.releases = store.releases, Away(store.releases, "ack", StoreError("away"))  # type: ignore[assignment]
+    with pytest.raises(StoreError):
+        await fleet.follow()
+    assert fleet.version_of(LINE) == "support@1"
+    assert await fleet.follow() is False
+    assert real.acks(row.id) == {"replica-1": "support@1"}
+
+
+async def test_a_release_that_comes_while_the_engine_is_away_is_followed_later(store: Store) -> None:
+    fleet = fleet_of(store)
+    release(store, 1, 0)
+    fleet.engine = Away(fleet.engine, "load", EngineError("restarting", retryable=True))  # type: ignore[assignment]
+    following = asyncio.create_task(fleet.run(0.001))
+    while fleet.serving != "support@1":  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    following.cancel()
+
+
+async def test_a_replica_with_no_version_that_can_be_loaded_serves_the_base_that_was_released(store: Store) -> None:
+    release(store, 1, 0)
+    fleet = fleet_of(store, corrupt=["support@1"])
+    assert await fleet.follow() is False
+    assert fleet.version_of(LINE) == "support@0"
+    release(store, 2, 0)
+    assert await fleet.follow() is True
+    assert fleet.version_of(LINE) == "support@2"

@@ -17,13 +17,13 @@ MAX_BODY_BYTES = 64 << 20
 MAX_DEPTH = 64
 
 
-async def read_body(request: Request) -> Any:
-    """The body's JSON. Raises BadRequest (code invalid_json), with status 413 for a body over MAX_BODY_BYTES."""
+async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> Any:
+    """The body's JSON. Raises BadRequest (code invalid_json), with status 413 for a body over `max_bytes`."""
     data = bytearray()
     async for piece in request.stream():
         data += piece
-        if len(data) > MAX_BODY_BYTES:
-            raise BadRequest(f"the body is over {MAX_BODY_BYTES} bytes.", code="body_too_large", status=413)
+        if len(data) > max_bytes:
+            raise BadRequest(f"the body is over {max_bytes} bytes.", code="body_too_large", status=413)
     try:
         value = msgspec.json.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

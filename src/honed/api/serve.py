@@ -48,14 +48,14 @@ async def serve(
             await asyncio.to_thread(gateway.drainer.drain_once)
 
 
-async def _kept_up(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _kept_up(run: Callable[[], Coroutine[Any, Any, None]], pause_seconds: float = RESTART_SECONDS) -> None:
     """Begins `run` again when something nobody foresaw ends it: serving needs its drainer, fleet and watch."""
     while True:
         try:
             return await run()
         except Exception as error:
             log("serve.background_failed", error=repr(error))
-            await asyncio.sleep(RESTART_SECONDS)
+            await asyncio.sleep(pause_seconds)
 
 
 def _outlive_signals() -> None:
