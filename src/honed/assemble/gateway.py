@@ -19,9 +19,11 @@ from honed.economics.meter import Meter
 from honed.engine.fleet import Fleet
 from honed.engine.process import EngineProcess
 from honed.engine.token_model import TokenModel
+from honed.errors import HonedError
+from honed.log import log
 from honed.record import CaptureLog, Drainer, Recorder
 from honed.store import Store
-from honed.types import Turn
+from honed.types import Entry, Turn
 
 
 async def serve_gateway(config: Config, *, port: int | None = None, ready: Callable[[int], None] | None = None) -> None:
@@ -73,10 +75,17 @@ def _charge(meter: Meter) -> Callable[[Turn], None]:
 
 
 async def _keep_books(meter: Meter, records: Store, interval_seconds: float = 1.0) -> None:
-    """Moves what serving cost into the ledger, a second late at most."""
+    """Moves what serving cost into the ledger, a second late at most. A store that is away gets it later, and never
+    holds up the event loop."""
+    owed: list[Entry] = []
     try:
         while True:
             await asyncio.sleep(interval_seconds)
-            records.ledger.add(meter.drain())
+            owed += meter.drain()
+            try:
+                await asyncio.to_thread(records.ledger.add, tuple(owed))
+                owed = []
+            except HonedError as error:
+                log("books.waiting", error=str(error), entries=len(owed))
     finally:
-        records.ledger.add(meter.drain())
+        records.ledger.add([*owed, *meter.drain()])
