@@ -1,153 +1,197 @@
-"""The world of the demo: what a seed decides, what changes between the eras, and what stays."""
-
-from __future__ import annotations
-
+import json
 from collections import Counter
-from typing import get_args
+from collections.abc import Iterator
 
+import msgspec
 import pytest
 from support import env, lessons, world
+from support.verify import VERIFIER, check, judge
 
-from honed.env.chat import ToolError, check_arguments
-from honed.loop.demonstrations import demonstrate
+from honed.env.chat import check_arguments
 from honed.model.load import prepare
-from honed.text import load_renderer
-from honed.types import ToolCall
+from honed.protocols import Outcome
+from honed.text import Renderer, load_renderer
+from honed.types import Message, Score, ToolCall, Trace
 
-SEEDS = range(1000, 1400)
-ERAS = get_args(world.Era)
+SEEDS = range(300)
+ERAS: tuple[world.Era, world.Era] = ("before", "after")
 
 
-def first(kind: str, *, failed: bool = False) -> int:
-    """The first seed of a kind, whose tool works (or fails)."""
-    return next(
-        seed
-        for seed in SEEDS
-        if (found := world.case(seed, "before")).kind == kind and ("error" in found.result) is failed
+@pytest.fixture(params=ERAS)
+def era(request: pytest.FixtureRequest) -> world.Era:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return load_renderer(prepare("smollm2").directory)
+
+
+def cases(era: world.Era) -> Iterator[world.Case]:
+    return (world.case(seed, era) for seed in SEEDS)
+
+
+def passes(found: world.Case, messages: tuple[Message, ...]) -> bool:
+    return judge(found, messages).value == 1.0
+
+
+def calling(found: world.Case, *calls: tuple[str, object], answer: str | None = None) -> tuple[Message, ...]:
+    """The gold conversation with other calls, and with another answer."""
+    made = tuple(
+        ToolCall(id=f"call_{i}", name=name, arguments=json.dumps(args)) for i, (name, args) in enumerate(calls)
     )
+    call, result, last = world.gold(found)
+    replaced = msgspec.structs.replace(last, content=found.answer if answer is None else answer)
+    return msgspec.structs.replace(call, tool_calls=made), result, replaced
 
 
-def call(name: str, arguments: str) -> ToolCall:
-    return ToolCall(id="call_1", name=name, arguments=arguments)
+def test_the_gold_conversation_passes_and_is_well_formed(era: world.Era) -> None:
+    for found in cases(era):
+        score = judge(found, world.gold(found))
+        assert score == Score(
+            value=1.0, parts={"format": 1.0, "call": 1.0, "answer": 1.0}, verifier=VERIFIER, evidence="served"
+        ), found
+        call = world.gold(found)[0].tool_calls[0]
+        assert world.execute(found, call.name, check_arguments(call, world.tools(era))) == found.result
 
 
-@pytest.mark.parametrize("era", ERAS)
-def test_a_seed_decides_everything(era: world.Era) -> None:
-    assert [world.case(seed, era) for seed in SEEDS] == [world.case(seed, era) for seed in SEEDS]
+def test_an_empty_conversation_fails(era: world.Era) -> None:
+    for found in cases(era):
+        call, result, answer = world.gold(found)
+        nothing = Message(role="assistant", content="")
+        for messages in ((), (nothing,), (answer,), (call,), (call, result), (call, result, nothing), (result, answer)):
+            assert not passes(found, messages), (found, messages)
 
 
-def test_both_eras_share_the_request_and_its_luck() -> None:
-    for seed in SEEDS:
-        before, after = world.case(seed, "before"), world.case(seed, "after")
-        assert (before.kind, before.request) == (after.kind, after.request)
-        assert ("error" in before.result) == ("error" in after.result)
+def test_the_other_eras_conversation_fails_for_the_kinds_that_change(era: world.Era) -> None:
+    other = ERAS[1 - ERAS.index(era)]
+    for found in cases(era):
+        same = passes(found, world.gold(world.case(found.seed, other)))
+        assert same is (found.kind not in world.CHANGED), found
 
 
-def test_every_kind_comes_and_one_in_five_tools_fails() -> None:
-    cases = [world.case(seed, "after") for seed in SEEDS]
-    kinds = Counter(found.kind for found in cases)
-    assert set(kinds) == set(world.KINDS)
-    assert min(kinds.values()) > len(SEEDS) / 12
-    assert 0.1 < sum("error" in found.result for found in cases) / len(cases) < 0.3
+def test_another_seeds_conversation_fails(era: world.Era) -> None:
+    for found in cases(era):
+        assert not passes(found, world.gold(world.case(found.seed + 1, era)))
 
 
-@pytest.mark.parametrize("era", ERAS)
-def test_the_right_call_passes_its_own_schema_and_gets_the_result(era: world.Era) -> None:
-    for seed in SEEDS:
-        found = world.case(seed, era)
-        made = world.gold(found)[0].tool_calls[0]
-        arguments = check_arguments(made, world.tools(era))
-        assert world.execute(found, made.name, arguments) == found.result
+def test_a_changed_call_fails(era: world.Era) -> None:
+    names = [tool.name for tool in world.tools(era)]
+    for found in cases(era):
+        assert passes(found, calling(found, (found.tool, found.arguments)))
+        for key, value in found.arguments.items():
+            wrong = value + 1 if isinstance(value, int) else value + "0"
+            assert not passes(found, calling(found, (found.tool, {**found.arguments, key: wrong})))
+            without = {name: kept for name, kept in found.arguments.items() if name != key}
+            assert not passes(found, calling(found, (found.tool, without)))
+        assert not passes(found, calling(found, (found.tool, {**found.arguments, "extra": 1})))
+        assert not passes(found, calling(found, (found.tool, [found.arguments])))
+        assert not passes(found, calling(found, (found.tool, found.arguments), (found.tool, found.arguments)))
+        for name in names:
+            assert passes(found, calling(found, (name, found.arguments))) is (name == found.tool)
 
 
-def test_what_the_answer_must_state_stands_in_the_request_the_result_or_the_policy() -> None:
-    for seed in SEEDS:
-        found = world.case(seed, "after")
-        seen = f"{found.request} {world.system('after')} {found.result}".lower()
-        assert all(fact.lower() in seen for fact in found.facts), found
+def test_an_answer_without_one_of_its_facts_fails(era: world.Era) -> None:
+    for found in cases(era):
+        for fact in found.facts:
+            for wrong in ("", "something", f"1{fact}", f"{fact}5", f"{fact}.5"):
+                answer = found.answer.replace(fact, wrong)
+                assert not passes(found, calling(found, (found.tool, found.arguments), answer=answer)), answer
 
 
-def test_there_are_six_tools_with_typed_parameters() -> None:
-    for era in ERAS:
-        tools = world.tools(era)
-        assert len(tools) == 6
-        for tool in tools:
-            properties = tool.parameters["properties"]
-            assert properties
-            assert all("type" in value or "enum" in value for value in properties.values())
-            assert tool.parameters["required"] == list(properties)
+def test_an_answer_may_be_in_other_words_and_case(era: world.Era) -> None:
+    for found in cases(era):
+        answer = "Sure! " + ", ".join(found.facts).upper() + "."
+        assert passes(found, calling(found, (found.tool, found.arguments), answer=answer)), answer
 
 
-def test_the_other_kinds_are_untouched_by_the_change() -> None:
-    for seed in SEEDS:
-        before, after = world.case(seed, "before"), world.case(seed, "after")
-        same = (before.tool, before.arguments, before.result, before.answer, before.facts) == (
-            after.tool,
-            after.arguments,
-            after.result,
-            after.answer,
-            after.facts,
-        )
-        assert same is (before.kind not in world.CHANGED), before
+def test_broken_arguments_are_no_crash() -> None:
+    found = world.case(1, "after")
+    call, result, answer = world.gold(found)
+    broken = ToolCall(id="c", name=found.tool, arguments='{"a": ')
+    score = judge(found, (msgspec.structs.replace(call, tool_calls=(broken,)), result, answer))
+    assert (score.value, score.parts["format"], score.parts["call"]) == (0.0, 1.0, 0.0)
 
 
-def test_the_parcel_tool_is_renamed() -> None:
-    old = world.gold(world.case(first("parcel"), "before"))[0].tool_calls[0]
-    with pytest.raises(ToolError, match="there is no tool track_parcel"):
-        check_arguments(old, world.tools("after"))
+def test_both_eras_share_requests_and_luck_and_all_kinds_occur() -> None:
+    before, after = list(cases("before")), list(cases("after"))
+    assert [found.request for found in before] == [found.request for found in after]
+    assert ["error" in found.result for found in before] == ["error" in found.result for found in after]
+    counts = Counter(found.kind for found in before)
+    assert set(counts) == set(world.KINDS)
+    assert min(counts.values()) > 25
+    assert 0.1 < sum("error" in found.result for found in before) / len(before) < 0.3
 
 
-def test_cancelling_needs_a_reason_that_the_customer_gave() -> None:
-    found = world.case(first("cancel"), "after")
-    with pytest.raises(ToolError, match="'reason' is a required property"):
-        check_arguments(call("cancel_order", '{"order_id": "A1000"}'), world.tools("after"))
-    said = world.REASONS[found.arguments["reason"]]
-    assert any(phrase in found.request for phrase in said)
+def test_a_case_is_the_same_every_time(era: world.Era) -> None:
+    assert list(cases(era)) == list(cases(era))
 
 
-def test_refunds_are_counted_in_cents() -> None:
-    seed = first("refund")
-    before, after = world.case(seed, "before"), world.case(seed, "after")
-    assert after.arguments["amount"] == 100 * before.arguments["amount"]
-    assert world.execute(after, "refund", before.arguments) == {"error": "nothing found"}
+def test_there_are_six_tools_with_typed_parameters(era: world.Era) -> None:
+    tools = world.tools(era)
+    assert len(tools) == 6
+    for tool in tools:
+        assert all("type" in schema or "enum" in schema for schema in tool.parameters["properties"].values())
+    assert {tool.name for tool in world.tools("before")} ^ {tool.name for tool in world.tools("after")} == {
+        "track_parcel",
+        "locate_shipment",
+    }
 
 
-def test_the_policy_doubles_the_days() -> None:
-    seed = first("refund")
-    assert "5 days" in world.system("before")
-    assert "5 days" in world.case(seed, "before").facts
-    assert "10 days" in world.system("after")
-    assert "10 days" in world.case(seed, "after").facts
+def test_the_tool_prompt_is_short(era: world.Era, renderer: Renderer) -> None:
+    """Instructions and the six tools, before the request."""
+    system, _ = world.prompt(world.case(1, era))
+    assert len(renderer.start([system], world.tools(era))) <= 200
 
 
-def test_the_right_call_is_compared_by_value() -> None:
-    found = world.case(first("hotel"), "after")
-    assert world.is_right_call(found, found.tool, {**found.arguments, "nights": float(found.arguments["nights"])})
-    assert not world.is_right_call(found, found.tool, {**found.arguments, "nights": found.arguments["nights"] + 1})
-    assert not world.is_right_call(found, "get_order", found.arguments)
+def test_a_whole_attempt_is_at_most_400_tokens(era: world.Era, renderer: Renderer) -> None:
+    for found in cases(era):
+        call, result, answer = world.gold(found)
+        ids = renderer.start([*world.prompt(found), call, result], world.tools(era))
+        assert len(ids) + len(renderer.encode_reply(answer)) <= 400
 
 
-def test_seeds_of_lessons_holdout_and_traffic_never_meet() -> None:
-    held = {task.spec["seed"] for task in [*lessons.holdout_before(), *lessons.holdout_after()]}
-    taught = {task.spec["seed"] for task, _ in [*lessons.demonstrations(), *lessons.demonstrations_after()]}
-    assert env.HOLDOUT_SEEDS <= min(held) <= max(held) < env.DEMONSTRATION_SEEDS <= min(taught)
+# ------------------------------------------------------------------------------------------------------ tasks
 
 
-def test_the_lessons_are_as_many_as_they_say() -> None:
-    assert len(lessons.demonstrations()) == 64
-    assert {task.split for task, _ in lessons.demonstrations()} == {"train"}
-    assert {task.spec["era"] for task, _ in lessons.demonstrations_after()} == {"after"}
-    suites = Counter(task.suite for task in lessons.holdout_after())
-    assert suites == {env.TARGET: 64, env.GUARD: 64}
-    assert {task.split for task in lessons.holdout_after()} == {"holdout"}
+def test_a_task_carries_its_case_and_hides_it_from_the_model(era: world.Era) -> None:
+    for found in cases(era):
+        task = env.task(found, "train")
+        assert task.spec == {"seed": found.seed, "era": era}
+        assert task.kind == found.kind
+        outcome = Outcome(messages=world.gold(found))
+        assert check(task, Trace(id="t", origin="rollout", at=0.0), outcome, None).value == 1.0
+        assert found.answer not in " ".join(message.content or "" for message in task.prompt)
 
 
-def test_prompts_and_attempts_are_short() -> None:
-    renderer = load_renderer(prepare("smollm2", None).directory)
-    for era in ERAS:
-        tools = world.tools(era)
-        assert len(renderer.start(world.prompt(world.case(1, era))[:1], tools)) <= 200
-        for seed in SEEDS:
-            found = world.case(seed, era)
-            shown = demonstrate(renderer, world.prompt(found), tools, world.gold(found), line="x", at=0.0)
-            assert sum(len(turn.context) + len(turn.output) for turn in shown.turns) <= 400
+def test_suites_are_balanced_and_traffic_lessons_and_holdout_share_no_case() -> None:
+    before, after = lessons.holdout_before(), lessons.holdout_after()
+    assert Counter(task.suite for task in before) == {
+        "support-changed-before": lessons.NUM_EACH_BEFORE,
+        "support-unchanged-before": lessons.NUM_EACH_BEFORE,
+    }
+    assert Counter(task.suite for task in after) == {
+        "support-changed": lessons.NUM_EACH,
+        "support-unchanged": lessons.NUM_EACH,
+    }
+    assert all(task.split == "holdout" for task in (*before, *after))
+    taught = {task.spec["seed"] for task, _ in (*lessons.demonstrations(), *lessons.demonstrations_after())}
+    held = {task.spec["seed"] for task in (*before, *after)}
+    assert not taught & held
+    assert min(taught | held) >= env.HOLDOUT_SEEDS
+    assert len({task.id for task in (*before, *after)}) == len(before) + len(after)
+
+
+def test_demonstrations_pass_their_own_verifier() -> None:
+    for task, messages in (*lessons.demonstrations(), *lessons.demonstrations_after()):
+        assert passes(world.case(task.spec["seed"], task.spec["era"]), messages)
+
+
+def test_a_production_trace_becomes_the_task_of_its_ticket() -> None:
+    trace = Trace(id="trace_9", origin="production", tags={"case": "17", "era": "after"}, at=0.0)
+    task = env.task_from_trace(trace)
+    assert task is not None
+    assert (task.spec, task.source, task.split) == ({"seed": 17, "era": "after"}, "trace_9", "train")
+    assert task.id == env.task(world.case(17, "after"), "train").id
+    for tags in ({}, {"case": "17"}, {"case": "17", "era": "before"}, {"case": "x", "era": "after"}):
+        assert env.task_from_trace(Trace(id="t", origin="production", tags=tags, at=0.0)) is None
