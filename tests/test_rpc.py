@@ -278,3 +278,29 @@ async def test_a_server_that_is_killed_ends_every_wait_with_a_retryable_error(tm
         with contextlib.suppress(ProcessLookupError):
             child.kill()
         await child.wait()
+
+
+class BrokenWriter:
+    """A StreamWriter whose other end is gone, before the reader has noticed."""
+
+    def write(self, data: bytes) -> None:
+        """Takes anything."""
+
+    async def drain(self) -> None:
+        """Fails as a broken pipe does."""
+        raise BrokenPipeError
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    async def wait_closed(self) -> None:
+        """Closed at once."""
+
+
+async def test_a_write_that_fails_closes_the_client_before_its_reader_notices() -> None:
+    client = rpc.Client(asyncio.StreamReader(), BrokenWriter())  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="went away") as caught:
+        await client.call("anything")
+    assert caught.value.retryable
+    assert client.closed
+    await client.close()

@@ -166,6 +166,7 @@ class Client:
             try:
                 await _write(self._writer, Frame(id, "call", name, codec.encode(args)))
             except ConnectionError as error:
+                self._hang_up()  # the reader may learn of it later; whoever asks `closed` next must know now
                 raise _gone(name) from error
             while not done:
                 frame = await queue.get()
