@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from honed import codec
 from honed.errors import BadRequest, ConfigError
+from honed.text.guard import Guard
 from honed.text.stream import ReplyStream
 from honed.text.template import ChatTemplate
 from honed.text.tools import FORMATS, ToolFormat
@@ -39,6 +40,7 @@ class Renderer:
         self._tokenizer, self._template, self._format = tokenizer, template, format
         self.stop_ids = tuple(stop_ids)
         self._hidden = frozenset(stop_ids)
+        self._guard = Guard(tokenizer)
         self._end = tokenizer.decode([self.stop_ids[0]], skip_special_tokens=False)
         parts = [template.source, self.stop_ids, type(format).__name__, tokenizer.to_str()]
         self.digest = codec.digest(parts)[:24]
@@ -60,15 +62,16 @@ class Renderer:
 
     def encode_reply(self, message: Message) -> list[int]:
         """The ids of an assistant's message as the model would have sampled them, the stop id last."""
-        return [*self.encode((message.content or "") + self._format.write(message.tool_calls)), self.stop_ids[0]]
+        said = (message.content or "") + self._format.write(message.tool_calls)
+        return [*self.encode(self._guard.hide(said)), self.stop_ids[0]]
 
     def reply_stream(self, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> ReplyStream:
         """A fresh reader of one reply; without tools, text that looks like a call is text."""
         return ReplyStream(self._tokenizer, self._hidden, self._format if tools else None, stop)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of rendered text; special tokens in it are recognised."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        """Ids of rendered text; the special tokens that the template wrote are recognised."""
+        return self._guard.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""
@@ -94,8 +97,9 @@ class Renderer:
                 plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{offer}".strip()}
             else:
                 plain.insert(0, {"role": "system", "content": offer})
-        plain = self._folded(plain)
-        return self._template.render(plain, [_schema(tool) for tool in tools] if native else (), prompt=prompt)
+        plain = self._guard.hide(self._folded(plain))
+        schemas = self._guard.hide([_schema(tool) for tool in tools]) if native else ()
+        return self._template.render(plain, schemas, prompt=prompt)
 
     def _folded(self, plain: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages without the roles that the template refuses: the system's text goes before the first user's, and
