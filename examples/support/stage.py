@@ -77,7 +77,7 @@ class Stages:
         self, title: str, command: list[str], on_event: Callable[[dict[str, Any]], None], allowed: tuple[int, ...]
     ) -> str:
         bar = self.progress.add_task(title, total=None)
-        with open(self.logs / "honed.log", "a") as log, open(self.logs / "stdout", "w+") as out:
+        with open(self.logs / "honed.log", "a", buffering=1) as log, open(self.logs / "stdout", "w+") as out:
             with subprocess.Popen(
                 command, stdout=out, stderr=subprocess.PIPE, text=True, env=self.environment
             ) as child:
