@@ -71,6 +71,7 @@ seed = {seed}
 target_suites = ["support-changed"]
 guard_suites = ["support-unchanged"]
 attempts = 2
+hoped_gain = 0.3
 margin = 0.15
 temperature = 0.3
 """
