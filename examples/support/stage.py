@@ -15,11 +15,13 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from honed.errors import HonedError
+
 EXAMPLES = Path(__file__).parents[1]
 STEPS = {"learn.imitated": ("step", "of"), "learn.practised": ("step", "of"), "gate.progress": ("done", "of")}
 
 
-class StageFailed(RuntimeError):
+class StageFailed(HonedError):
     """A child process ended with another exit code than the story allows."""
 
 
