@@ -104,9 +104,9 @@ def test_the_loop_is_joined_without_a_model(folder: Path) -> None:
     assert len(build_loop(config).store.tasks.list()) == 3
 
 
-def test_a_suite_of_tasks_that_are_not_held_out_is_refused(folder: Path) -> None:
+def test_a_suite_of_tasks_to_learn_from_is_refused(folder: Path) -> None:
     config = load_config(write(folder, SCRIPTED.replace("PLUGS:sealed", "PLUGS:open_tasks")))
-    with pytest.raises(ConfigError, match="1 tasks that are not held out"):
+    with pytest.raises(ConfigError, match="1 tasks of split train"):
         suite_tasks(config)
 
 

@@ -41,6 +41,34 @@ async def test_a_turn_turns_failures_into_a_released_version(tmp_path: Path) -> 
     assert loop.store.blobs.read(f"manifests/{LINE}/1.json")
 
 
+async def test_dev_tasks_tell_what_each_phase_added(tmp_path: Path) -> None:
+    loop = await failing_line(tmp_path)
+    loop.store.tasks.put([fake_task(f"refund dev case {i}", suite="refunds-dev", split="dev") for i in range(20)])
+    learn = LearnSettings(steps=3, groups_per_step=4, group_size=4, dev_suites=("refunds-dev",))
+    report = await run_once(dataclasses.replace(loop, learn=learn))
+    assert [(each.after, each.suite, each.num_tasks) for each in report.measured] == [
+        (after, "refunds-dev", 20) for after in ("nothing", "sft", "practice")
+    ]
+    before, shown, practised = (each.success for each in report.measured)
+    assert before is not None
+    assert shown is not None
+    assert practised is not None
+    assert before <= shown < practised
+    plain = await run_once(await failing_line(tmp_path / "plain"))
+    assert report.version == plain.version
+    one, other = (loop.store.versions.get(LINE, 1), make_loop(tmp_path / "plain").store.versions.get(LINE, 1))
+    assert one.digest == other.digest  # looking changes nothing that is learned
+
+
+async def test_a_dev_suite_without_tasks_is_refused_before_any_compute(tmp_path: Path) -> None:
+    loop = await failing_line(tmp_path)
+    loop = dataclasses.replace(loop, learn=LearnSettings(dev_suites=("nothing-here",)))
+    with pytest.raises(ConfigError, match=r"learn\.dev_suites names 'nothing-here'"):
+        await run_once(loop)
+    assert isinstance(loop.runtime, FakeRuntime)
+    assert loop.store.jobs.get(LINE, "turn") is None
+
+
 async def test_provenance_runs_back_to_the_customer_by_keys_alone(tmp_path: Path) -> None:
     loop = await failing_line(tmp_path)
     report = await run_once(loop)

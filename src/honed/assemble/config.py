@@ -56,7 +56,7 @@ class TasksSettings(Settings):
     """[tasks]: tasks that somebody gives."""
 
     suites: tuple[str, ...] = ()
-    """module:function of held-out tasks, put into the store when the loop is built."""
+    """module:function of tasks that judge (split holdout or dev), put into the store when the loop is built."""
 
 
 class LearnerSection(Settings):

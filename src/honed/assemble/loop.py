@@ -19,6 +19,7 @@ from honed.errors import ConfigError, Refused
 from honed.loop import deploy
 from honed.loop.demonstrations import demonstrate
 from honed.loop.evaluate import Evaluation, evaluate
+from honed.loop.judge import Bench
 from honed.loop.lessons import Phase
 from honed.loop.rollout import OnEvent, Rollouts, Sessions, silent
 from honed.loop.turn import Given, Loop
@@ -129,13 +130,15 @@ def practice_algorithm(config: Config) -> Algorithm:
 
 
 def suite_tasks(config: Config) -> list[Task]:
-    """The tasks of the config's suites. Raises ConfigError for one that is not held out."""
+    """The tasks of the config's suites. Raises ConfigError for one to learn from."""
     tasks: list[Task] = []
     for name in config.tasks.suites:
         found = list(plugins.resolve("suite", name)())
-        stray = [task.id for task in found if task.split != "holdout"]
-        if stray:
-            raise ConfigError(f"tasks.suites: {name} yields {len(stray)} tasks that are not held out: {stray[0]}, ...")
+        if stray := [task.id for task in found if task.split == "train"]:
+            raise ConfigError(
+                f"tasks.suites: {name} yields {len(stray)} tasks of split train ({stray[0]}, ...); a suite judges, its "
+                'tasks have split "dev" or "holdout".'
+            )
         tasks += found
     return tasks
 
@@ -185,17 +188,11 @@ async def evaluate_version(
     meter = Meter(price_book(config), line=version.line, stage="learn")
     learner = await runtime.learner()
     try:
+        if version.number:
+            await learner.engine.load(version)
         rollouts = build_rollouts(config, learner, runtime, meter, host)
-        return await evaluate(
-            records,
-            rollouts,
-            learner.engine,
-            version,
-            tasks,
-            attempts=attempts,
-            pass_at=config.gate.pass_at,
-            on_event=on_event,
-        )
+        bench = Bench(records, rollouts, config.gate, seed=config.learn.seed, subject=version.id)
+        return await evaluate(bench, version.id, tasks, attempts=attempts, on_event=on_event)
     finally:
         await learner.close()
         await host.close()

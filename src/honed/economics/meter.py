@@ -68,7 +68,7 @@ class Meter:
             outcome=outcome,
             at=self.clock.now() if at is None else at,
         )
-        return self.add(msgspec.structs.replace(entry, dollars=self.book.price(entry)))
+        return self.add(self._priced(entry))
 
     def add(self, entry: Entry) -> Entry:
         """Takes an entry made elsewhere as it is."""
@@ -92,25 +92,7 @@ class Meter:
 
         A turn whose usage is unknown becomes an unpriced entry; a remote model's is priced by its tokens.
         """
-        usage = turn.usage
-        if usage is None:
-            device, seconds, tokens, dollars = f"unknown:{turn.model}", 0.0, 0, None
-        else:
-            seconds, tokens = usage.seconds, usage.prompt + usage.output
-            dollars = self.book.price_usage(turn.model, usage)
-            device = f"model:{turn.model}" if dollars is not None else device
-        return self.charge(
-            activity,
-            seconds,
-            device=device,
-            tokens=tokens,
-            subject=turn.trace,
-            line=line,
-            stage=stage,
-            outcome=outcome,
-            dollars=dollars,
-            at=turn.at,
-        )
+        return self.add(self._entry_of(turn, activity, device, self.line if line is None else line, stage, outcome))
 
     def charge_trace(self, trace: Trace, *, stage: Stage | None = None, activity: Activity = "generate") -> list[Entry]:
         """All calls of one attempt or conversation, outcome "fault" or "truncated" where it ended so."""
@@ -119,6 +101,12 @@ class Meter:
             self.charge_turn(turn, activity=activity, line=trace.line, stage=stage, outcome=outcome)
             for turn in trace.turns
         ]
+
+    def quote(self, trace: Trace) -> float | None:
+        """What charge_trace would charge for an attempt, in dollars; None when a call of it is unpriced."""
+        outcome = outcome_of(trace)
+        prices = [self._entry_of(turn, "eval", CORE, trace.line, None, outcome).dollars for turn in trace.turns]
+        return None if None in prices else sum(price for price in prices if price is not None)
 
     @contextlib.contextmanager
     def measure(
@@ -145,6 +133,25 @@ class Meter:
             busy = self._busy.pop(device, 0.0)
         reserved = wall_seconds * (self.cores if cores is None else cores)
         return self.charge("idle", max(0.0, reserved - busy), device=device, subject=subject)
+
+    def _entry_of(
+        self, turn: Turn, activity: Activity, device: str, line: str, stage: Stage | None, outcome: Spend
+    ) -> Entry:
+        usage = turn.usage
+        if usage is None:
+            device, seconds, tokens, dollars = f"unknown:{turn.model}", 0.0, 0, None
+        else:
+            seconds, tokens = usage.seconds, usage.prompt + usage.output
+            dollars = self.book.price_usage(turn.model, usage)
+            device = f"model:{turn.model}" if dollars is not None else device
+        entry = Entry(
+            id=new_id("entry_"), activity=activity, device=device, seconds=seconds, tokens=tokens, dollars=dollars,
+            subject=turn.trace, line=line, stage=stage or self.stage, outcome=outcome, at=turn.at,
+        )  # fmt: skip
+        return self._priced(entry)
+
+    def _priced(self, entry: Entry) -> Entry:
+        return msgspec.structs.replace(entry, dollars=self.book.price(entry))
 
     def drain(self) -> list[Entry]:
         """The entries since the last call, oldest first; the caller writes them to the ledger."""

@@ -42,16 +42,28 @@ def check(store: Store, parent: Version, settings: GateSettings) -> None:
 
 
 class Bench:
-    """Runs gates. `seed` decides the draws of every attempt and is the same for all candidates of a line, so that the
-    baseline's attempts serve more than one of them."""
+    """Runs gates, and single attempts in their manner. `seed` decides the draws of every attempt and is the same for
+    all candidates of a line, so that the baseline's attempts serve more than one of them.
+
+    `subject` is the version that pays until a gate names its candidate; `run` sets apart the attempts of policies
+    between two versions, whose names come again in other runs.
+    """
 
     def __init__(
-        self, store: Store, rollouts: Rollouts, settings: GateSettings, *, seed: int = 0, on_event: OnEvent = silent
+        self,
+        store: Store,
+        rollouts: Rollouts,
+        settings: GateSettings,
+        *,
+        seed: int = 0,
+        subject: str = "",
+        run: str = "",
+        on_event: OnEvent = silent,
     ) -> None:
-        self._store, self._rollouts, self._settings, self._seed = store, rollouts, settings, seed
-        self._on_event, self._subject = on_event, ""
+        self.rollouts, self.settings = rollouts, settings
+        self._store, self._seed, self._on_event, self._subject = store, seed, on_event, subject
         self._tries: Counter[tuple[str, str, int]] = Counter()
-        self._manner = codec.digest([settings.temperature, rollouts.settings.max_tokens, seed])[:12]
+        self._manner = codec.digest([settings.temperature, rollouts.settings.max_tokens, seed, run])[:12]
 
     async def judge(self, candidate: Version, baseline: Version, engine: Engine, *, seed: int = 0) -> Verdict:
         """The gate's verdict on `candidate` against `baseline`, stored. One that is stored already is returned.
@@ -60,10 +72,10 @@ class Bench:
         gate raises.
         """
         store, line, self._subject = self._store, candidate.line, candidate.id
-        tasks = await asyncio.to_thread(holdout, store, self._settings)
+        tasks = await asyncio.to_thread(holdout, store, self.settings)
         try:
             return await asyncio.to_thread(
-                store.verdicts.get, gates.verdict_id(candidate, baseline, tasks, self._settings)
+                store.verdicts.get, gates.verdict_id(candidate, baseline, tasks, self.settings)
             )
         except NotFound:
             pass
@@ -76,7 +88,7 @@ class Bench:
             baseline,
             tasks,
             self.attempt,
-            self._settings,
+            self.settings,
             seed=seed,
             progress=lambda done, of: self._on_event("gate.progress", {"done": done, "of": of}),
             baseline_traces=await asyncio.to_thread(self._known, baseline),
@@ -99,17 +111,21 @@ class Bench:
             pass
         seed = seed_of(self._seed, int(codec.digest(task.id)[:8], 16), number, tried)
         sampling = Sampling(
-            temperature=self._settings.temperature, max_tokens=self._rollouts.settings.max_tokens, seed=seed
+            temperature=self.settings.temperature, max_tokens=self.rollouts.settings.max_tokens, seed=seed
         )
         tags = {"attempt": str(number), "manner": self._manner}
-        trace = await self._rollouts.attempt(task, version, key, origin="eval", tags=tags, sampling=sampling)
+        trace = await self.rollouts.attempt(task, version, key, origin="eval", tags=tags, sampling=sampling)
         if lost(trace):
             raise EngineError(trace.fault.message if trace.fault else "the engine was lost", retryable=True)
         await asyncio.to_thread(self._store.traces.put, trace)
-        if (meter := self._rollouts.meter) is not None:
+        if (meter := self.rollouts.meter) is not None:
             meter.charge_trace(trace, activity="eval")
-            await self._rollouts.flush(self._store, self._subject)
+            await self.rollouts.flush(self._store, self._subject)
         return trace
+
+    def price(self, trace: Trace) -> float | None:
+        """What an attempt cost in dollars; None: unpriced."""
+        return None if self.rollouts.meter is None else self.rollouts.meter.quote(trace)
 
     def _known(self, baseline: Version) -> dict[Slot, Trace]:
         traces = self._store.traces.list(origin="eval", line=baseline.line, limit=100_000, with_turns=False)

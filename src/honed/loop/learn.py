@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,13 +21,16 @@ from honed.log import log
 from honed.loop import curate, lessons
 from honed.loop.buffer import Buffer
 from honed.loop.curate import CurateSettings
-from honed.loop.lessons import PROBE_STEP, LearnSettings, Phase, Plan, Progress
+from honed.loop.evaluate import Evaluation
+from honed.loop.lessons import PROBE_STEP, LearnSettings, Measured, Phase, Plan, Progress
 from honed.loop.rollout import OnEvent, Rollouts, is_flat, judged, silent
 from honed.protocols import Algorithm, Engine, Snapshot, StepResult, Trainer
 from honed.store import Store
 from honed.types import Group, Sample, Task, Version
 
 Save = Callable[[Progress], Awaitable[None]]
+Measure = Callable[[str], Awaitable[list[Evaluation]]]
+"""Attempts the dev tasks with the weights that the engine holds under a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,7 @@ class Lesson:
     settings: LearnSettings = field(default_factory=LearnSettings)
     curate: CurateSettings = field(default_factory=CurateSettings)
     base: str = ""
+    measure: Measure | None = None
     on_event: OnEvent = silent
 
 
@@ -68,9 +72,12 @@ class _Learning:
 
     async def run(self) -> tuple[Version, Progress]:
         await self._restore()
+        await self._measure("nothing")
         await self._imitate()
+        await self._measure("sft")
         await self._probe()
         await self._practise()
+        await self._measure("practice")
         if not self.progress.applied:
             raise Refused(
                 f"nothing could be learned for {self.plan.line}@{self.plan.number}: {len(self.plan.imitated)} "
@@ -143,6 +150,20 @@ class _Learning:
                 faults=self.progress.faults + faults,
             )
             await self._advance(result, steps=step + 1, last=step + 1 == settings.steps)
+
+    async def _measure(self, after: Literal["nothing", "sft", "practice"]) -> None:
+        """Success on dev tasks between the phases; a phase in which nothing was learned adds no figure."""
+        progress, measure = self.progress, self.lesson.measure
+        idle = {"nothing": False, "sft": not progress.sft, "practice": not progress.rewards}[after]
+        if measure is None or idle or any(each.after == after for each in progress.measured):
+            return
+        if after == "nothing" and progress.updates:
+            return
+        found = [_measured(after, each) for each in await measure(await self._publish())]
+        for each in found:
+            self._tell("learn.measured", **msgspec.to_builtins(each))
+        self.progress = msgspec.structs.replace(progress, measured=(*progress.measured, *found))
+        await self.save(self.progress)
 
     async def _lesson_of(self, step: int, version: str) -> tuple[list[Group], list[Sample]]:
         """The groups of a step of practice; drawn again, a bounded number of times, while all of them scored alike."""
@@ -276,3 +297,14 @@ class _Learning:
 
     def _tell(self, event: str, **fields: Any) -> None:
         self.lesson.on_event(event, {"run": self.plan.run, **fields})
+
+
+def _measured(after: Literal["nothing", "sft", "practice"], found: Evaluation) -> Measured:
+    return Measured(
+        after=after,
+        suite=found.suite,
+        num_tasks=found.num_tasks,
+        success=found.success,
+        low=found.low,
+        high=found.high,
+    )

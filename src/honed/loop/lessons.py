@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -45,8 +45,23 @@ class LearnSettings(Settings):
     """Practice ends after this many steps in a row in which there was nothing to learn."""
     snapshot_every: int = Field(default=1, ge=1)
     """Steps between snapshots to resume from. Groups are kept in any case; what a crash costs is training time."""
+    dev_suites: tuple[str, ...] = ()
+    """Suites of split dev that are attempted before learning and after each phase, to show what each one added."""
+    dev_attempts: int = Field(default=1, ge=1)
+    """Attempts at each of their tasks, at the gate's temperature."""
     keep_optimiser: bool = False
     """Go on with the parent's optimiser state instead of a fresh one."""
+
+
+class Measured(Noun, frozen=True, kw_only=True):
+    """Success on a suite of dev tasks with a 95 % interval: before learning, after SFT, or after practice."""
+
+    after: Literal["nothing", "sft", "practice"]
+    suite: str
+    num_tasks: int
+    success: float | None
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +108,8 @@ class Progress(Noun, frozen=True, kw_only=True):
     """How far a turn has learned. Stored only together with the snapshot that it describes.
 
     `practised` are the tasks that the probe left (None: not probed yet); `skipped` counts steps without anything to
-    learn, `skipped_now` those in a row; `rewards` is the mean score of each step of practice.
+    learn, `skipped_now` those in a row; `rewards` is the mean score of each step of practice,
+    `measured` what dev tasks said between the phases.
     """
 
     sft: int = 0
@@ -108,6 +124,7 @@ class Progress(Noun, frozen=True, kw_only=True):
     losses: tuple[float, ...] = ()
     snapshot: Snapshot | None = None
     notes: tuple[str, ...] = ()
+    measured: tuple[Measured, ...] = ()
 
     @property
     def updates(self) -> int:

@@ -20,12 +20,13 @@ from honed.errors import ConfigError, EngineError, HonedError, Refused, StoreErr
 from honed.log import bind, log
 from honed.loop import judge, lessons, planning
 from honed.loop.deploy import deploy
-from honed.loop.learn import Lesson, learn
+from honed.loop.evaluate import Evaluation, evaluate
+from honed.loop.learn import Lesson, Measure, learn
 from honed.loop.lessons import Progress
 from honed.loop.rollout import Rollouts
 from honed.loop.turn import TURN, Ended, Given, Job, Loop, TurnReport, report_of
 from honed.protocols import Learner
-from honed.types import Decision
+from honed.types import Decision, Task
 
 REFUSED_SECONDS = 60.0
 """Wait after a turn that was refused: curating the same failures again costs, and mends nothing."""
@@ -105,6 +106,7 @@ async def abandon(loop: Loop, reason: str = "") -> bool:
 async def _begin(loop: Loop, given: Given | None) -> Job | TurnReport:
     """Plans a turn and stores the plan; a TurnReport when there is nothing to do."""
     lessons.check(loop.learn, loop.curate, loop.sft.batch_size)
+    await asyncio.to_thread(_dev_tasks, loop)
     if loop.drain is not None:
         await asyncio.to_thread(loop.drain)
     job: Job | TurnReport
@@ -157,6 +159,7 @@ async def _learn(loop: Loop, job: Job, learner: Learner, rollouts: Rollouts) -> 
         settings=loop.learn,
         curate=loop.curate,
         base=loop.base,
+        measure=await _measure(loop, job, rollouts),
         on_event=loop.on_event,
     )
 
@@ -173,6 +176,32 @@ async def _learn(loop: Loop, job: Job, learner: Learner, rollouts: Rollouts) -> 
     job = msgspec.structs.replace(job, phase="gate", version=version.id, progress=progress)
     await _save(loop, job)
     return job
+
+
+async def _measure(loop: Loop, job: Job, rollouts: Rollouts) -> Measure | None:
+    """How learning attempts its dev tasks; None where the config names none."""
+    tasks = await asyncio.to_thread(_dev_tasks, loop)
+    if not tasks:
+        return None
+    bench = judge.Bench(
+        loop.store, rollouts, loop.gate, seed=loop.learn.seed, subject=job.plan.candidate, run=job.plan.run
+    )
+
+    async def measure(version: str) -> list[Evaluation]:
+        return await evaluate(bench, version, tasks, attempts=loop.learn.dev_attempts, on_event=loop.on_event)
+
+    return measure
+
+
+def _dev_tasks(loop: Loop) -> list[Task]:
+    """The tasks of learn.dev_suites. Raises ConfigError for a suite without any."""
+    tasks: list[Task] = []
+    for name in loop.learn.dev_suites:
+        found = loop.store.tasks.list(split="dev", suite=name, state="ready")
+        if not found:
+            raise ConfigError(f"learn.dev_suites names {name!r}, which has no ready task of split dev.")
+        tasks += found
+    return tasks
 
 
 async def _deploy(loop: Loop, job: Job) -> TurnReport:

@@ -12,7 +12,7 @@ from honed.loop.capture import CaptureSettings
 from honed.loop.curate import CurateSettings
 from honed.loop.demonstrations import Encoder
 from honed.loop.gate import GateSettings
-from honed.loop.lessons import LearnSettings, Phase, Plan, Progress
+from honed.loop.lessons import LearnSettings, Measured, Phase, Plan, Progress
 from honed.loop.rollout import OnEvent, Rollouts, silent
 from honed.protocols import Learner, Runtime, TaskMaker
 from honed.store import Store
@@ -55,7 +55,8 @@ class TurnReport(Noun, frozen=True, kw_only=True):
     """What one turn of the loop did. `ended` "idle": too few failures; "unlearned": nothing in them to learn from.
 
     `signals`, `kinds` and `set_aside` count conversations; `rewards` is the mean score of each step of practice,
-    `losses` the loss of every step of both phases; `resumed` says that a turn which was cut off was finished.
+    `losses` the loss of every step of both phases, `measured` the success on dev tasks between the phases; `resumed`
+    says that a turn which was cut off was finished.
     """
 
     ended: Ended
@@ -73,6 +74,7 @@ class TurnReport(Noun, frozen=True, kw_only=True):
     num_demonstrations: int = 0
     rewards: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
+    measured: tuple[Measured, ...] = ()
     skipped: int = 0
     zero_variance: int = 0
     faults: int = 0
@@ -138,6 +140,7 @@ def report_of(job: Job, ended: Ended, *, reasons: tuple[str, ...] = ()) -> TurnR
         num_demonstrations=len(job.plan.demonstrations),
         rewards=progress.rewards,
         losses=progress.losses,
+        measured=progress.measured,
         skipped=progress.skipped,
         zero_variance=progress.zero_variance,
         faults=progress.faults,
