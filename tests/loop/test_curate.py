@@ -133,6 +133,20 @@ async def test_replay_is_what_went_well_and_is_not_held_out(tmp_path: Path) -> N
     assert curate.replay(store, make_fake_task, capture, CurateSettings(), line=LINE, since=0.0) == []
 
 
+async def test_conversations_of_which_no_task_is_made_are_not_replayed(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    texts = [f"{kind} case {i} of item {i * 7} now" for i in range(20) for kind in ("order", "fax")]
+    await traffic(store, FakeEngine({"order": 1.0, "fax": 1.0}), texts, version=f"{LINE}@0", at=1.0)
+
+    def without_fax(trace: Trace) -> Task | None:
+        task = make_fake_task(trace)
+        return None if task is None or task.kind == "fax" else task
+
+    settings = CurateSettings(replay=40)
+    found = curate.replay(store, without_fax, curate.CaptureSettings(), settings, line=LINE, since=0.0)
+    assert {curate.make(make_fake_task, trace, settings).kind for trace in found} == {"order"}  # type: ignore[union-attr]
+
+
 def group(task: Task, scores: list[float | None]) -> Group:
     """A group with these scores; None is a fault."""
     fault = Fault(boundary="verifier", kind="timeout", message="late")

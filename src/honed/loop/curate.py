@@ -202,26 +202,20 @@ def replay(
 ) -> list[Trace]:
     """Up to `settings.replay` production conversations that went well since then, token-exact, none of them held out.
 
-    Chosen by the hash of their id. They are imitated beside the corrections, against forgetting.
+    Only those of which the maker makes a task: where it makes none (a tool is gone), nobody will ask again. Chosen by
+    the hash of their id. They are imitated beside the corrections, against forgetting.
     """
     if not settings.replay:
         return []
     good = {id for id, _, value, _ in store.feedback.live(line, name=capture.metric, since=since) if value >= 1.0}
     traces = store.traces.list(origin="production", line=line, since=since, limit=10_000)
     fit = [trace for trace in traces if trace.id in good and _exact(trace) and not trace.signals]
-    fit = [trace for trace in fit if _split(maker, trace, settings) == "train"]
+    fit = [trace for trace in fit if (task := make(maker, trace, settings)) is not None and task.split == "train"]
     return sorted(fit, key=lambda trace: codec.digest(trace.id))[: settings.replay]
 
 
 def _exact(trace: Trace) -> bool:
     return bool(trace.turns) and all(turn.fidelity == "tokens" and turn.output for turn in trace.turns)
-
-
-def _split(maker: TaskMaker, trace: Trace, settings: CurateSettings) -> str:
-    task = make(maker, trace, settings)
-    if task is not None:
-        return task.split
-    return codec.split_of(trace.id, holdout=settings.holdout_share, dev=settings.dev_share)
 
 
 def set_aside(store: Store, groups: Sequence[Group], settings: CurateSettings, *, version: str) -> list[str]:
