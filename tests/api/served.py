@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -18,6 +19,7 @@ from honed.api.settings import ServeSettings
 from honed.engine.fleet import Fleet
 from honed.engine.scripted import ByteRenderer, ScriptedEngine, ScriptedSettings
 from honed.engine.token_model import TokenModel
+from honed.protocols import Engine
 from honed.record import CaptureLog, Drainer, Recorder
 from honed.store import Store, open_store
 
@@ -36,20 +38,23 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, settings: ScriptedSettings) -> Iterator[Served]:
-    """Serves until the block ends."""
+def serving(
+    folder: Path, settings: ScriptedSettings, *, renderer: Any = None, engine: Engine | None = None
+) -> Iterator[Served]:
+    """Serves until the block ends; the renderer is bytes and the engine scripted where no other is given."""
     store = open_store(None, folder)
-    engine = ScriptedEngine(settings)
+    renderer = renderer or ByteRenderer()
+    engine = engine or ScriptedEngine(settings, renderer)
     fleet = Fleet(engine, store, LINE, "replica-1")
     capture = CaptureLog(folder / "capture")
-    recorder = Recorder(TokenModel(engine, ByteRenderer(), fleet.version_of), capture)
+    recorder = Recorder(TokenModel(engine, renderer, fleet.version_of), capture)
     gateway = Gateway(
         model=recorder,
         fleet=fleet,
         store=store,
         capture=capture,
         drainer=Drainer(folder / "capture", store),
-        decode=ByteRenderer().decode,
+        decode=renderer.decode,
         settings=ServeSettings(max_tokens=80),
     )
     config = uvicorn.Config(build(gateway), host="127.0.0.1", port=0, log_level="error", lifespan="off")

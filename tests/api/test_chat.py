@@ -14,6 +14,7 @@ import pytest
 from api.served import LINE, Served, serving
 from honed.engine.scripted import ScriptedSettings
 from honed.types import Release, Version
+from text.templates import smollm2
 
 CALL = '<tool_call>{"name": "look", "arguments": {"id": "A1"}}</tool_call>'
 TOOL = {
@@ -78,6 +79,22 @@ def test_tools_are_called_and_their_results_extend_the_conversation(served: Serv
     assert [turn.id for turn in turns] == [first.id, second.id]
     assert turns[1].parent == first.id
     assert [message.role for message in turns[1].added] == ["tool"]
+
+
+def test_a_tool_of_any_sound_schema_is_offered_by_the_real_renderer(tmp_path: Path) -> None:
+    properties = {
+        "a": {"type": "array", "items": True}, "b": {"type": ["string", "null"]}, "c": {"$ref": "#/$defs/x"},
+        "d": {"anyOf": [{"enum": [1, None, "x"]}, False]},
+    }  # fmt: skip
+    function = {"name": "look", "parameters": {"type": "object", "properties": properties, "$defs": {"x": False}}}
+    with serving(tmp_path, ScriptedSettings(rules={"use a tool": CALL}), renderer=smollm2()) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+        reply = client.chat.completions.create(  # type: ignore[call-overload]
+            model=LINE,
+            messages=[{"role": "user", "content": "use a tool"}],
+            tools=[{"type": "function", "function": function}],
+        )
+    assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["look"]
 
 
 def test_a_streamed_call_shows_no_text_of_it(client: openai.OpenAI) -> None:

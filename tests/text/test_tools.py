@@ -1,7 +1,18 @@
-import pytest
+from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from honed.api.requests import read_tools
+from honed.errors import BadRequest
+from honed.text import Renderer
 from honed.text.tools import FORMATS, Hermes, signature
-from honed.types import Tool, ToolCall
+from honed.types import Message, Tool, ToolCall
 
 
 def parse(body: str) -> tuple[str, list[tuple[str, str]], int]:
@@ -85,6 +96,65 @@ def test_a_signature_says_type_need_choice_and_description() -> None:
     tool = Tool(name="f", description="does\n  it", parameters={"properties": properties, "required": ["a"]})
     assert signature(tool) == "f(a: string who, b?: x|2, c?: number[], d?: any) - does it"
     assert signature(Tool(name="g")) == "g()"
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (True, "any"),
+        ({"type": "array", "items": True}, "any[]"),
+        ({"type": "array", "items": False}, "any[]"),
+        ({"type": "array", "items": {"type": ["string", "null"]}}, "any[]"),
+        ({"type": ["string", "null"]}, "string|null"),
+        ({"type": ["array", "null"], "items": {"type": "integer"}}, "integer[]|null"),
+        ({"enum": ["a", 1, True, None, {"b": 2}]}, 'a|1|true|null|{"b": 2}'),
+        ({"enum": []}, "any"),
+        ({"$ref": "#/$defs/x"}, "any"),
+        ({"anyOf": [{"type": "string"}, True]}, "any"),
+        ({"const": 3, "description": "three"}, "any three"),
+        ({"type": "object", "properties": {"b": False}}, "object"),
+    ],
+)
+def test_every_shape_of_schema_has_a_word(schema: Any, said: str) -> None:
+    assert signature(Tool(name="f", parameters={"properties": {"a": schema}})) == f"f(a?: {said})"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+TYPES = st.sampled_from(["string", "array", "object", "integer", "number", "boolean", "null"])
+
+
+def _schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    named = st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    some = st.lists(inner, min_size=1, max_size=2)
+    parts: dict[str, st.SearchStrategy[Any]] = {
+        "type": TYPES | st.lists(TYPES, unique=True, min_size=1, max_size=3), "enum": st.lists(VALUES, max_size=3),
+        "const": VALUES, "default": VALUES, "description": st.text(max_size=4), "$ref": st.text(max_size=4),
+        "items": inner, "prefixItems": some, "properties": named, "$defs": named, "additionalProperties": inner,
+        "required": st.lists(st.text(max_size=3), unique=True, max_size=2), "anyOf": some, "allOf": some, "oneOf": some,
+        "not": inner, "x": VALUES,
+    }  # fmt: skip
+    sound = st.fixed_dictionaries({}, optional=parts)
+    return sound | st.dictionaries(st.sampled_from(sorted(parts)), VALUES, max_size=3)
+
+
+SCHEMAS = st.recursive(st.booleans() | st.just({}), _schemas, max_leaves=5)
+
+
+@pytest.mark.parametrize("kind", ["smollm2", "chatml"])
+@given(properties=st.dictionaries(st.text(max_size=4), SCHEMAS, max_size=3), more=SCHEMAS)
+@settings(max_examples=60, deadline=None)
+def test_whatever_tool_a_request_may_bring_can_be_rendered(
+    renderer_of: Callable[[str], Renderer], kind: str, properties: dict[str, Any], more: Any
+) -> None:
+    parameters = {**(more if isinstance(more, dict) else {}), "type": "object", "properties": properties}
+    with contextlib.suppress(BadRequest):
+        tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+        with_tools = renderer_of(kind).start([Message(role="user", content="hi")], tools)
+        assert len(with_tools) > len(renderer_of(kind).start([Message(role="user", content="hi")]))
 
 
 def test_hermes_is_known_by_name() -> None:

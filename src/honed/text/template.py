@@ -41,7 +41,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=list(messages), tools=list(tools) or None, add_generation_prompt=prompt, **self._special
             )
-        except (jinja2.TemplateError, TypeError, AttributeError, KeyError) as error:
+        except (jinja2.TemplateError, TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
             raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
 
     def _renders(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> bool:

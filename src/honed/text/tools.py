@@ -86,15 +86,30 @@ def signature(tool: Tool) -> str:
     return f"{tool.name}({arguments})" + (f" - {' '.join(tool.description.split())}" if tool.description else "")
 
 
-def _argument(name: str, schema: dict[str, Any], required: bool) -> str:
-    if "enum" in schema:
-        kind = "|".join(str(value) for value in schema["enum"])
-    else:
-        kind = str(schema.get("type", "any"))
-        if kind == "array":
-            kind = f"{schema.get('items', {}).get('type', 'any')}[]"
-    described = f" {schema['description']}" if schema.get("description") else ""
-    return f"{name}{'' if required else '?'}: {kind}{described}"
+def _argument(name: str, schema: Any, required: bool) -> str:
+    description = schema.get("description") if isinstance(schema, dict) else None
+    described = f" {description}" if description else ""
+    return f"{name}{'' if required else '?'}: {_kind(schema)}{described}"
+
+
+def _kind(schema: Any) -> str:
+    """A schema in a word: its choices, its type, or `any` where it is of a shape that no word stands for. A schema
+    may be `true` or `false` wherever one stands inside another."""
+    if not isinstance(schema, dict):
+        return "any"
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices:
+        return "|".join(choice if isinstance(choice, str) else json.dumps(choice) for choice in choices)
+    kinds = schema.get("type", "any")
+    if isinstance(kinds, list):
+        return "|".join(_kind({**schema, "type": kind}) for kind in kinds) or "any"
+    return f"{_item(schema.get('items'))}[]" if kinds == "array" else str(kinds)
+
+
+def _item(schema: Any) -> str:
+    """Only the type of an array's items is said: a signature is one line."""
+    kind = schema.get("type", "any") if isinstance(schema, dict) else "any"
+    return kind if isinstance(kind, str) else "any"
 
 
 class _Call(msgspec.Struct):
