@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from text.templates import smollm2
 
 from api.served import LINE, Served, serving
 from honed.engine.scripted import ScriptedSettings
 from honed.types import Release, Version
-from text.templates import smollm2
 
 CALL = '<tool_call>{"name": "look", "arguments": {"id": "A1"}}</tool_call>'
 TOOL = {

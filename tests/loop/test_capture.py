@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from honed.errors import ConfigError
@@ -69,10 +72,50 @@ def test_a_call_that_its_schema_refuses_is_a_bad_call(call: tuple[str, object], 
     assert capture.bad_call(trace(turn(0, None, call=call))) == found
 
 
-def test_a_broken_schema_is_not_the_models_fault() -> None:
-    odd = Tool(name="refund", parameters={"type": "no such type"})
-    one = Trace(id="t", origin="production", turns=(turn(0, call=("refund", {})),), tools=(odd,), at=0.0)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "no such type"},
+        {"$ref": "#/$defs/nothing"},
+        {"$ref": "#"},
+        {"properties": {"order": {"pattern": "("}}},
+    ],
+    ids=["type", "nowhere", "endless", "pattern"],
+)
+def test_a_broken_schema_is_not_the_models_fault(schema: dict[str, object]) -> None:
+    odd = Tool(name="refund", parameters=schema)
+    one = Trace(id="t", origin="production", turns=(turn(0, call=("refund", {"order": "x"})),), tools=(odd,), at=0.0)
     assert capture.bad_call(one) is None
+
+
+def test_a_schema_that_names_an_address_is_never_fetched() -> None:
+    asked = threading.Event()
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.set()
+            self.send_error(404)
+
+    with HTTPServer(("127.0.0.1", 0), Listener) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        odd = Tool(name="refund", parameters={"$ref": f"http://127.0.0.1:{server.server_port}/schema"})
+        one = Trace(id="t", origin="production", turns=(turn(0, call=("refund", {})),), tools=(odd,), at=0.0)
+        assert capture.bad_call(one) is None
+        server.shutdown()
+    assert not asked.is_set()
+
+
+@pytest.mark.parametrize(
+    ("said", "tools", "found"),
+    [
+        ('<tool_call>{"name": "refund", "arguments": {</tool_call>', "digest", "bad_call"),
+        ("so: <tool_call>refund(3)", "digest", "bad_call"),
+        ("<tool_call>refund(3)", "", None),  # no tool was offered: it is text
+        ("tool_call", "digest", None),
+    ],
+)
+def test_a_call_that_could_not_be_read_is_a_bad_call(said: str, tools: str, found: str | None) -> None:
+    assert capture.bad_call(trace(msgspec.structs.replace(turn(0, said), tools=tools))) == found
 
 
 def test_a_tool_error_that_was_mended_is_kept_apart_from_one_that_was_not() -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import jsonschema
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from honed import plugins
 from honed.config import Settings
@@ -21,9 +24,11 @@ from honed.log import log
 from honed.loop import paths
 from honed.protocols import Signal
 from honed.store import Store
-from honed.types import Feedback, ToolCall, Trace
+from honed.text.tools import FORMATS
+from honed.types import Feedback, ToolCall, Trace, Turn
 
 NEGATIVE = "negative_feedback"
+OPENINGS = frozenset(format.opening for format in FORMATS.values())
 OVERLAP_SECONDS = 60.0
 """Traces this much older than the last look are looked at again: they may have grown, or been drained late."""
 
@@ -49,10 +54,13 @@ class CaptureSettings(Settings):
 
 
 def bad_call(trace: Trace) -> str | None:
-    """A tool call that names no offered tool, whose arguments are no JSON object, or that its schema refuses."""
+    """A tool call that names no offered tool, whose arguments are no JSON object, that its schema refuses, or that
+    could not be read: then the whole reply stayed text, the call's opening in it."""
     schemas = {tool.name: tool.parameters for tool in trace.tools}
-    calls = [call for turn in paths.last_path(trace) for call in turn.reply.tool_calls]
-    return "bad_call" if any(not fits(call, schemas) for call in calls) else None
+    path = paths.last_path(trace)
+    calls = [call for turn in path for call in turn.reply.tool_calls]
+    is_bad = any(unread(turn) for turn in path) or any(not fits(call, schemas) for call in calls)
+    return "bad_call" if is_bad else None
 
 
 def tool_error(trace: Trace) -> str | None:
@@ -195,9 +203,18 @@ def resolve(names: Sequence[str]) -> list[Signal]:
     return [BUILT_IN[name] if name in BUILT_IN else plugins.resolve("signal", name) for name in names]
 
 
+def unread(turn: Turn) -> bool:
+    """Whether a reply that was offered tools began a call that no format could read. Where none were offered, such
+    text is text."""
+    if not turn.tools or turn.reply.tool_calls:
+        return False
+    return any(opening in (turn.reply.content or "") for opening in OPENINGS)
+
+
 def fits(call: ToolCall, schemas: dict[str, dict[str, object]]) -> bool:
     """Whether a call names one of the tools and its arguments satisfy that tool's schema. A schema that is itself
-    broken accepts every JSON object: that is the tool's fault, not the model's."""
+    broken accepts every JSON object: that is the tool's fault, not the model's. So does one that refers to another by
+    an address: callers write schemas, and the default registry would fetch what they name from inside our network."""
     if call.name not in schemas:
         return False
     try:
@@ -206,13 +223,13 @@ def fits(call: ToolCall, schemas: dict[str, dict[str, object]]) -> bool:
         return False
     if not isinstance(arguments, dict):
         return False
+    schema = schemas[call.name]
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        jsonschema.validate(arguments, schemas[call.name])
-    except jsonschema.ValidationError:
-        return False
-    except jsonschema.SchemaError:
+        kind.check_schema(schema)
+        return bool(kind(schema, registry=Registry()).is_valid(arguments))
+    except (jsonschema.SchemaError, Unresolvable, RecursionError, re.error):
         return True
-    return True
 
 
 def _tool_failures(trace: Trace) -> list[bool]:
