@@ -130,14 +130,17 @@ class Call(Noun, frozen=True, kw_only=True):
 
 class Delta(Noun, frozen=True, kw_only=True):
     """A piece of a reply as a person sees it: `text` that is safe to show (no half stop string, no half tool call) and
-    the tokens that came with it. `trace` is the conversation's id; the last Delta carries the finished `turn`."""
+    the tokens that came with it. `raw_logprobs` are the model's own, as those of the alternatives in `top` are; what
+    they became under temperature and filters is in the Turn. `trace` is the conversation's id; the last Delta carries
+    the finished `turn` and the number of tool calls in it that could not be read (`malformed`)."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
+    raw_logprobs: tuple[float, ...] = ()
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     trace: str = ""
     turn: Turn | None = None
+    malformed: int = 0
 
 
 class Model(Protocol):

@@ -17,6 +17,7 @@ from honed.engine.scripted import ScriptedSettings
 from honed.types import Release, Version
 
 CALL = '<tool_call>{"name": "look", "arguments": {"id": "A1"}}</tool_call>'
+BOTCHED = '<tool_call>{"name": "look"</tool_call>'
 TOOL = {
     "type": "function",
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"id": {"type": "string"}}}},
@@ -95,6 +96,18 @@ def test_a_tool_of_any_sound_schema_is_offered_by_the_real_renderer(tmp_path: Pa
             tools=[{"type": "function", "function": function}],
         )
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["look"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["bytes", "smollm2"])
+def test_calls_that_cannot_be_read_are_text_and_are_counted(tmp_path: Path, kind: str, stream: bool) -> None:
+    rules = {"botch": CALL + BOTCHED + BOTCHED}
+    with serving(tmp_path, ScriptedSettings(rules=rules), renderer=smollm2() if kind == "smollm2" else None) as running:
+        body = {"model": LINE, "messages": [{"role": "user", "content": "botch"}], "tools": [TOOL], "max_tokens": 200}
+        answer = httpx.post(f"{running.url}/v1/chat/completions", json={**body, "stream": stream})
+        assert "look" in answer.text
+        assert '"tool_calls":' not in answer.text
+        assert "honed_malformed_calls_total 2.0" in httpx.get(f"{running.url}/metrics").text
 
 
 def test_a_streamed_call_shows_no_text_of_it(client: openai.OpenAI) -> None:

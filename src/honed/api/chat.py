@@ -55,7 +55,7 @@ async def chat_completions(gateway: Gateway, request: Request) -> Response:
         events = _stream(gateway, reply, deltas, usage)
         return StreamingResponse(events, media_type="text/event-stream", headers=reply.headers)
     await _unless_gone(request, _collect(reply, deltas))
-    _count(gateway, reply.turn)
+    _count(gateway, reply)
     return JSONResponse(reply.whole(), headers=reply.whole_headers)
 
 
@@ -99,7 +99,7 @@ async def _stream(
                 if delta.text or delta.ids:
                     yield reply.event({"content": delta.text}, delta)
         turn = reply.turn
-        _count(gateway, turn)
+        _count(gateway, reply)
         if turn.reply.tool_calls:
             yield reply.event({"tool_calls": [{"index": i, **call} for i, call in enumerate(_calls(turn))]})
         yield reply.event({}, finish=_finish(turn))
@@ -118,7 +118,7 @@ class _Reply:
     def __init__(self, call: Call, first: Delta, logprobs: bool, decode: Decode | None) -> None:
         self.call, self.first, self._logprobs, self._decode = call, first, logprobs, decode
         self._created = int(time.time())
-        self._turn = first.turn
+        self._turn, self.malformed = first.turn, first.malformed
         self._tokens: list[dict[str, Any]] = self._entries(first)
         self.headers = {"x-honed-version": call.version or "", "x-honed-turn": call.id, "x-honed-trace": first.trace}
 
@@ -135,7 +135,7 @@ class _Reply:
 
     def add(self, delta: Delta) -> None:
         """Takes a further delta."""
-        self._turn = delta.turn or self._turn
+        self._turn, self.malformed = delta.turn or self._turn, self.malformed + delta.malformed
         self._tokens += self._entries(delta)
 
     def head(self, kind: str) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class _Reply:
         if not self._logprobs:
             return []
         rows = []
-        for index, (id, logprob) in enumerate(zip(delta.ids, delta.logprobs, strict=True)):
+        for index, (id, logprob) in enumerate(zip(delta.ids, delta.raw_logprobs, strict=True)):
             top = delta.top[index] if index < len(delta.top) else ()
             rows.append({**self._token(id, logprob), "top_logprobs": [self._token(*other) for other in top]})
         return rows
@@ -209,9 +209,10 @@ def _usage(turn: Turn) -> dict[str, Any] | None:
     }
 
 
-def _count(gateway: Gateway, turn: Turn) -> None:
-    if turn.usage is not None:
+def _count(gateway: Gateway, reply: _Reply) -> None:
+    gateway.meters.malformed.inc(reply.malformed)
+    if (usage := reply.turn.usage) is not None:
         tokens = gateway.meters.tokens
-        tokens.labels("prompt").inc(turn.usage.prompt - turn.usage.cached)
-        tokens.labels("cached").inc(turn.usage.cached)
-        tokens.labels("output").inc(turn.usage.output)
+        tokens.labels("prompt").inc(usage.prompt - usage.cached)
+        tokens.labels("cached").inc(usage.cached)
+        tokens.labels("output").inc(usage.output)

@@ -16,6 +16,9 @@ class Meters:
         self.tokens = Counter(
             "honed_tokens", "Tokens by kind: prompt, cached, output.", ["kind"], registry=self.registry
         )
+        self.malformed = Counter(
+            "honed_malformed_calls", "Tool calls of replies that could not be read.", registry=self.registry
+        )
         self.first_token = Histogram("honed_first_token_seconds", "Time to the first token.", registry=self.registry)
         self.running = Gauge("honed_running_requests", "Requests being answered.", registry=self.registry)
         self.backlog = Gauge(

@@ -232,6 +232,7 @@ class ByteReplyStream:
         self._text = ""
         self._shown = 0
         self.stopped = False
+        self.malformed = 0
 
     def push(self, ids: Sequence[int]) -> str:
         """Takes ids, returns the text that became safe to show."""
@@ -248,7 +249,8 @@ class ByteReplyStream:
         self._text += self._decoder.decode(b"", final=True)
         content, *calls = self._text.split(_CALL)
         parsed = tuple(call for call in map(_parse_call, calls) if call is not None)
-        if len(parsed) < len(calls):
+        self.malformed = len(calls) - len(parsed)
+        if self.malformed:
             return Message(role="assistant", content=self._text)
         return Message(role="assistant", content=content.strip() or None if parsed else content, tool_calls=parsed)
 

@@ -30,6 +30,7 @@ class Reply(Protocol):
     """A reader of one reply (text/stream.py)."""
 
     stopped: bool
+    malformed: int
 
     def push(self, ids: Sequence[int]) -> str: ...
     def finish(self, finish_reason: str | None = None) -> Message: ...
@@ -103,7 +104,8 @@ class TokenModel:
             raise
         turn = self._turn(call, opening, answer, answer.finish)
         self._remember(call, version, opening, turn)
-        yield Delta(text=answer.rest(turn.reply), trace=opening.trace, turn=turn)
+        rest, malformed = answer.rest(turn.reply), answer.stream.malformed
+        yield Delta(text=rest, trace=opening.trace, turn=turn, malformed=malformed)
 
     async def _sample(self, call: Call, version: str, opening: Opening, answer: _Answer) -> AsyncGenerator[Delta, None]:
         sampling = msgspec.structs.replace(call.sampling, stop_ids=(*call.sampling.stop_ids, *self._renderer.stop_ids))
@@ -218,8 +220,8 @@ class _Answer:
         else:
             self.spans.append(Span(version=chunk.version, count=count))
         self._shown += len(text)
-        ids, logprobs, top = chunk.ids[:count], chunk.logprobs[:count], chunk.top[:count]
-        return Delta(text=text, ids=ids, logprobs=logprobs, top=top, trace=self._trace)
+        ids, raw, top = chunk.ids[:count], chunk.raw_logprobs[:count], chunk.top[:count]
+        return Delta(text=text, ids=ids, raw_logprobs=raw, top=top, trace=self._trace)
 
     def _read(self, ids: Sequence[int]) -> tuple[int, str]:
         """How many of the ids belong to the reply, and the text that became safe to show."""

@@ -1,0 +1,50 @@
+"""The chat route over a local engine that really samples: a tiny random model that reads and writes bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from engine.tiny import tiny
+
+from api.served import LINE, serving
+from honed.engine.local import LocalEngine
+from honed.engine.scripted import ScriptedSettings
+from honed.engine.settings import EngineSettings
+
+ASK: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    settings = EngineSettings(slots=4, capacity=2048, context=512, prefill_chunk=32, threads=1)
+    engine = LocalEngine(tiny(vocab_size=258), settings)
+    with serving(tmp_path_factory.mktemp("g"), ScriptedSettings(), engine=engine) as running:
+        yield openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+    asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tokens_logprob_is_that_of_its_entry_among_the_alternatives(
+    client: openai.OpenAI, temperature: float, stream: bool
+) -> None:
+    asked = client.chat.completions.create(
+        model=LINE, messages=ASK, temperature=temperature, seed=3, max_tokens=24, logprobs=True, top_logprobs=20,
+        stream=stream,
+    )  # fmt: skip
+    replies: Any = asked if stream else [asked]
+    choices = [choice for reply in replies for choice in reply.choices if choice.logprobs]
+    entries = [entry for choice in choices for entry in choice.logprobs.content]
+    found = 0
+    for entry in entries:
+        values = [(other.token, other.logprob) for other in entry.top_logprobs]
+        if entry.token in dict(values):
+            found += 1
+            assert (entry.token, entry.logprob) in values
+        assert entry.logprob < 0
+    assert found >= 5
+    assert temperature or found == len(entries)
