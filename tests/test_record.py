@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from honed.errors import StoreError
+from honed.errors import EngineError, StoreError
 from honed.protocols import Call, Delta
 from honed.record import CaptureLog, Drainer, RecordedSession, Recorder, read_log
 from honed.store import Store, open_store
@@ -234,10 +234,12 @@ class Parrot:
         text = call.messages[-1].content or ""
         try:
             for word in text.split():
+                if word == "die":
+                    raise EngineError("killed")
                 yield Delta(text=word)
-        except GeneratorExit:
+        except (GeneratorExit, EngineError) as error:
             assert on_cut is not None
-            on_cut(self._turn(call, "cancelled"))
+            on_cut(self._turn(call, "error" if isinstance(error, EngineError) else "cancelled"))
             raise
         yield Delta(turn=self._turn(call, "stop"))
 
@@ -283,6 +285,16 @@ async def test_a_turn_that_was_cut_off_is_recorded_once_as_cancelled(tmp_path: P
     assert record.turn is not None
     assert record.turn.finish == "cancelled"
     assert cut == [record.turn]
+
+
+async def test_a_turn_that_its_engine_did_not_end_is_recorded_and_told_of_and_the_error_goes_on(tmp_path: Path) -> None:
+    log, cut, told = CaptureLog(tmp_path), list[Turn](), list[Turn]()
+    with pytest.raises(EngineError):
+        [delta async for delta in Recorder(Parrot(), log, told.append).stream(asked("one die"), on_cut=cut.append)]
+    ((record, _),) = read_log(log.path)
+    assert record.turn is not None
+    assert record.turn.finish == "error"
+    assert cut == told == [record.turn]
 
 
 async def test_a_session_names_links_and_keeps_the_turns_of_its_attempt() -> None:

@@ -147,7 +147,7 @@ class Model(Protocol):
     """Answers messages with a Turn. TokenModel (text + an Engine) or somebody's HTTP; a Recorder wraps either.
 
     `stream` ends with the Delta that carries the Turn. When its reader leaves early, what was said so far goes to
-    `on_cut` as a Turn with finish "cancelled".
+    `on_cut` as a Turn with finish "cancelled"; when the engine fails in the middle, with finish "error".
     """
 
     def stream(self, call: Call, on_cut: Callable[[Turn], None] | None = None) -> AsyncGenerator[Delta, None]: ...

@@ -186,7 +186,7 @@ class Recorder:
 
         def keep(turn: Turn) -> None:
             self._capture.append(_captured(call, turn))
-            for told in (self._on_turn, on_cut if turn.finish == "cancelled" else None):
+            for told in (self._on_turn, on_cut if turn.is_cut else None):
                 if told is not None:
                     told(turn)
 

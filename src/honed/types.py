@@ -118,6 +118,11 @@ class Turn(Noun, frozen=True, kw_only=True):
     fidelity: Fidelity = "tokens"
     at: float
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether something else than the model ended it: the reader left, or the engine failed."""
+        return self.finish in ("cancelled", "error")
+
 
 class Score(Noun, frozen=True, kw_only=True):
     """What a verifier said of a trace, and why. `value` is finite."""

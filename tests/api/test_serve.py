@@ -111,12 +111,14 @@ async def test_an_integer_that_no_record_can_hold_is_refused(served: Served) -> 
 async def test_an_engine_killed_in_the_middle_of_a_stream_is_its_last_event_and_the_next_request_works(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    process, port = await start(tmp_path_factory.mktemp("g"))
+    root = tmp_path_factory.mktemp("g")
+    process, port = await start(root)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as http_:
             lines: list[str] = []
             body = ask("y" * 300, stream=True)
             async with http_.stream("POST", "/v1/chat/completions", json=body) as response:
+                id = response.headers["x-honed-turn"]
                 async for line in response.aiter_lines():
                     lines += [line] if line else []
                     if len(lines) == 20:
@@ -124,11 +126,16 @@ async def test_an_engine_killed_in_the_middle_of_a_stream_is_its_last_event_and_
             error = json.loads(lines[-1].removeprefix("data: "))["error"]
             assert (error["type"], error["code"]) == ("server_error", "engine_unavailable")
             assert process.returncode is None
+            said = "".join(json.loads(line[6:])["choices"][0]["delta"]["content"] for line in lines[:-1])
             answer = await http_.post("/v1/chat/completions", json=ask("next"))
             assert answer.json()["choices"][0]["message"]["content"] == "next"
     finally:
         process.kill()
         await process.wait()
+    with open_store(None, root) as store:
+        Drainer(root / "capture", store).drain_once()
+        turn = store.traces.turn(id)
+        assert (turn.finish, turn.reply.content) == ("error", said)
 
 
 async def test_an_engine_killed_under_a_whole_answer_is_a_503_or_an_answer(

@@ -283,6 +283,26 @@ async def test_it_is_not_asked_again_twice_or_in_vain_or_in_the_middle(
     assert len(engine.asked) == num_asked
 
 
+async def test_what_an_engine_said_before_it_died_is_kept_as_an_error() -> None:
+    kept = list[Turn]()
+    model = TokenModel(Listening(deaths=[(2, True)]), RENDERER)
+    with pytest.raises(EngineError):
+        [delta async for delta in model.stream(call("hello", id="a"), on_cut=kept.append)]
+    (turn,) = kept
+    assert (turn.id, turn.finish, turn.reply.content, turn.output) == ("a", "error", "he", tuple(b"he"))
+    assert len(turn.logprobs) == len(turn.raw_logprobs) == turn.versions[0].count == 2
+    told = Message(role="assistant", content="he")
+    assert (await model.reply(call("hello", told, "on"))).parent is None  # its ids are not known to the end
+
+
+async def test_an_engine_that_died_before_it_said_anything_leaves_no_turn() -> None:
+    kept = list[Turn]()
+    model = TokenModel(Listening(deaths=[(0, False)]), RENDERER)
+    with pytest.raises(EngineError):
+        [delta async for delta in model.stream(call("hello"), on_cut=kept.append)]
+    assert kept == []
+
+
 async def test_a_death_after_the_stop_string_costs_the_usage_alone() -> None:
     engine = Listening(ScriptedSettings(replies={"*": "one S two"}), deaths=[(5, True)])
     turn = await TokenModel(engine, RENDERER).reply(call("hi", sampling={"stop": ("S",)}))

@@ -116,6 +116,8 @@ def test_a_schema_that_names_an_address_is_never_fetched() -> None:
 )
 def test_a_call_that_could_not_be_read_is_a_bad_call(said: str, tools: str, found: str | None) -> None:
     assert capture.bad_call(trace(msgspec.structs.replace(turn(0, said), tools=tools))) == found
+    cut = msgspec.structs.replace(turn(0, said, finish="error"), tools=tools)
+    assert capture.bad_call(trace(cut)) is None
 
 
 def test_a_tool_error_that_was_mended_is_kept_apart_from_one_that_was_not() -> None:
@@ -131,6 +133,7 @@ def test_a_tool_error_that_was_mended_is_kept_apart_from_one_that_was_not() -> N
 
 def test_empty_truncated_and_repeated_answers() -> None:
     assert capture.empty(trace(turn(0, "  "))) == "empty"
+    assert [capture.empty(trace(turn(0, "", finish=cut))) for cut in ("cancelled", "error")] == [None, None]
     assert capture.empty(trace(turn(0, None, call=("refund", {"order": 1})))) is None
     assert capture.truncated(trace(turn(0, "long", finish="length"))) == "truncated"
     assert capture.repeated(trace(turn(0, "Again."), turn(1, "Again."))) == "repeated"

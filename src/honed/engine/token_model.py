@@ -90,7 +90,7 @@ class TokenModel:
 
     async def stream(self, call: Call, on_cut: Callable[[Turn], None] | None = None) -> AsyncGenerator[Delta, None]:
         """Deltas, the last with the Turn. Raises what the engine raises; an engine that died before anything was said
-        is asked once more."""
+        is asked once more, and what one had said that died later goes to `on_cut`, with finish "error"."""
         version = call.version if call.version is not None else self._version_of(call.line)
         opening = self._open(call, version)
         answer = _Answer(opening.trace, self._renderer.reply_stream(_offered(call), call.sampling.stop))
@@ -98,9 +98,10 @@ class TokenModel:
             async with contextlib.aclosing(self._sample(call, version, opening, answer)) as deltas:
                 async for delta in deltas:
                     yield delta
-        except (GeneratorExit, asyncio.CancelledError):
-            if on_cut is not None:
-                on_cut(self._turn(call, opening, answer, "cancelled"))
+        except BaseException as error:
+            finish: Finish = "cancelled" if isinstance(error, GeneratorExit | asyncio.CancelledError) else "error"
+            if on_cut is not None and (answer.ids or finish == "cancelled"):
+                on_cut(self._turn(call, opening, answer, finish))
             raise
         turn = self._turn(call, opening, answer, answer.finish)
         self._remember(call, version, opening, turn)

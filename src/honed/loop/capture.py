@@ -75,9 +75,9 @@ def recovered_error(trace: Trace) -> str | None:
 
 
 def empty(trace: Trace) -> str | None:
-    """The newest reply says nothing and calls nothing."""
+    """The newest reply says nothing and calls nothing, though nobody cut it off."""
     path = paths.last_path(trace)
-    if not path or path[-1].fidelity == "redacted":
+    if not path or path[-1].fidelity == "redacted" or path[-1].is_cut:
         return None
     reply = path[-1].reply
     return "empty" if not reply.tool_calls and not (reply.content or "").strip() else None
@@ -205,8 +205,8 @@ def resolve(names: Sequence[str]) -> list[Signal]:
 
 def unread(turn: Turn) -> bool:
     """Whether a reply that was offered tools began a call that no format could read. Where none were offered, such
-    text is text."""
-    if not turn.tools or turn.reply.tool_calls:
+    text is text; where the reply was cut off, the rest of the call may have been to come."""
+    if not turn.tools or turn.reply.tool_calls or turn.is_cut:
         return False
     return any(opening in (turn.reply.content or "") for opening in OPENINGS)
 
