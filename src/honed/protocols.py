@@ -110,7 +110,8 @@ class Call(Noun, frozen=True, kw_only=True):
     """One question to a Model. `id` becomes the Turn's id and `trace` the conversation's.
 
     `line` is the model's public name; `version` pins one (None: the one that serves). `parent` is the Turn that the
-    messages extend where the caller knows it.
+    messages extend where the caller knows it. With `fit`, sampling.max_tokens is a wish: it is lowered to what the
+    prompt leaves of the context.
     """
 
     id: str
@@ -119,6 +120,7 @@ class Call(Noun, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: Literal["auto", "none"] = "auto"
     sampling: Sampling
+    fit: bool = False
     line: str = ""
     version: str | None = None
     tenant: str = ""

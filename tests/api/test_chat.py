@@ -133,6 +133,17 @@ def test_logprobs_come_one_a_token(client: openai.OpenAI) -> None:
     assert reply.choices[0].finish_reason == "length"
 
 
+def test_a_long_prompt_without_a_limit_is_answered_with_what_is_left(client: openai.OpenAI) -> None:
+    asked = [{"role": "user", "content": "x" * 360}]
+    reply = client.chat.completions.create(model=LINE, messages=asked)  # type: ignore[call-overload]
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage.total_tokens == 400
+    with pytest.raises(openai.BadRequestError, match="max_tokens") as caught:
+        client.chat.completions.create(model=LINE, messages=asked, max_tokens=80)  # type: ignore[call-overload]
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == "messages"
+
+
 @pytest.mark.parametrize(
     ("change", "status", "param"),
     [

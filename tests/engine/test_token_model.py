@@ -12,7 +12,7 @@ import pytest
 from honed import codec
 from honed.engine.scripted import END, START, ByteRenderer, ScriptedEngine, ScriptedSettings
 from honed.engine.token_model import TokenModel
-from honed.errors import EngineError
+from honed.errors import BadRequest, EngineError
 from honed.protocols import Call, Chunk, Delta, Request
 from honed.types import Message, Sampling, Span, Tool, Turn, Usage
 
@@ -351,6 +351,26 @@ async def test_a_reply_across_a_swap_keeps_its_spans_and_is_not_extended() -> No
     one = await model.reply(call("hi", id="a"))
     assert one.versions == (Span(version="m@1.0", count=2), Span(version="m@1.1", count=1))
     assert (await model.reply(call("hi", one.reply, "on", id="b"))).parent is None
+
+
+@pytest.mark.parametrize(("length", "given"), [(10, 20), (60, 20), (70, 15), (84, 1)])
+async def test_a_limit_that_nobody_set_is_what_the_context_has_left(length: int, given: int) -> None:
+    engine = Listening(ScriptedSettings(context=100 + len(RENDERER.start([user("")])) - 15))
+    turn = await TokenModel(engine, RENDERER).reply(call("x" * length, fit=True, sampling={"max_tokens": 20}))
+    assert engine.asked[0].sampling.max_tokens == turn.sampling.max_tokens == given
+
+
+async def test_a_prompt_that_leaves_no_room_is_refused_and_told_to_be_shorter() -> None:
+    engine = Listening(ScriptedSettings(context=100))
+    with pytest.raises(BadRequest, match="shorten the messages") as caught:
+        await TokenModel(engine, RENDERER).reply(call("x" * 100, fit=True))
+    assert (caught.value.param, "max_tokens" in str(caught.value)) == ("messages", False)
+    assert engine.asked == []
+
+
+async def test_a_limit_that_was_set_is_kept_and_refused_where_it_can_not_be() -> None:
+    with pytest.raises(BadRequest, match="max_tokens"):
+        await TokenModel(Listening(ScriptedSettings(context=100)), RENDERER).reply(call("hi"))
 
 
 async def test_the_version_is_the_one_pinned_or_the_one_that_serves() -> None:

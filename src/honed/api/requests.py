@@ -42,11 +42,13 @@ KNOWN = frozenset(
         "reasoning_effort",
     ]
 )
+LIMITS = ("max_completion_tokens", "max_tokens")
 MAX_STOPS, MAX_TOP_LOGPROBS, MAX_TAG = 16, 20, 512
 
 
 def read_call(body: dict[str, Any], id: str, *, default_max_tokens: int) -> Call:
-    """The Call of a request body. `line` is the model's name; `line@3` pins a version."""
+    """The Call of a request body. `line` is the model's name; `line@3` pins a version. A request that names no limit
+    gets `default_max_tokens`, or what the context has left where that is less."""
     if unknown := sorted(set(body) - KNOWN):
         raise BadRequest(f"unknown parameter {unknown[0]!r}.", param=unknown[0], code="unknown_parameter")
     _refuse_unsupported(body)
@@ -63,6 +65,7 @@ def read_call(body: dict[str, Any], id: str, *, default_max_tokens: int) -> Call
         tools=read_tools(body.get("tools")),
         tool_choice=choice,
         sampling=_sampling(body, default_max_tokens),
+        fit=all(body.get(name) is None for name in LIMITS),
         line=line,
         version=model if pinned else None,
         tags=_tags(body.get("metadata")),
@@ -185,7 +188,7 @@ def _sampling(body: dict[str, Any], default_max_tokens: int) -> Sampling:
     top = _whole(body, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
     if top and not logprobs:
         raise BadRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    limit = next((name for name in LIMITS if body.get(name) is not None), "max_tokens")
     seed = body.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 2**63):
         raise BadRequest("'seed' must be an integer of at most 63 bits.", param="seed")

@@ -16,7 +16,7 @@ class ServeSettings(Settings):
     port: int = Field(default=8700, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     max_tokens: int = Field(default=512, ge=1)
-    """Tokens of a reply when the request does not say."""
+    """Tokens of a reply when the request does not say; fewer where the context has fewer left."""
     fsync: Fsync = "interval"
     """When the capture log is forced to the disk: a power cut may lose what was not; kill -9 loses nothing anyway."""
     poll_seconds: float = Field(default=0.25, gt=0)

@@ -20,10 +20,10 @@ import msgspec
 
 from honed import codec
 from honed.clock import new_id
-from honed.errors import EngineError
+from honed.errors import BadRequest, EngineError
 from honed.log import log
 from honed.protocols import Call, Chunk, Delta, Engine, Request
-from honed.types import Finish, Message, Noun, Span, Tool, Turn, Usage
+from honed.types import Finish, Message, Noun, Sampling, Span, Tool, Turn, Usage
 
 
 class Reply(Protocol):
@@ -79,6 +79,7 @@ class TokenModel:
         self._engine, self._renderer, self._version_of = engine, renderer, version_of
         self._index: OrderedDict[str, Known] = OrderedDict()
         self._index_size = index_size
+        self._context = 0
 
     async def reply(self, call: Call) -> Turn:
         """The whole reply."""
@@ -93,6 +94,8 @@ class TokenModel:
         is asked once more, and what one had said that died later goes to `on_cut`, with finish "error"."""
         version = call.version if call.version is not None else self._version_of(call.line)
         opening = self._open(call, version)
+        if call.fit:
+            call = msgspec.structs.replace(call, sampling=await self._fitted(call.sampling, len(opening.ids)))
         answer = _Answer(opening.trace, self._renderer.reply_stream(_offered(call), call.sampling.stop))
         try:
             async with contextlib.aclosing(self._sample(call, version, opening, answer)) as deltas:
@@ -140,6 +143,21 @@ class TokenModel:
                 )  # fmt: skip
         ids = tuple(self._renderer.start(call.messages, _offered(call)))
         return Opening(ids=ids, context=ids, added=call.messages, trace=call.trace or new_id("trace_"))
+
+    async def _fitted(self, sampling: Sampling, num_prompt: int) -> Sampling:
+        """The sampling with max_tokens lowered to what the context has left. Raises BadRequest where that is none."""
+        self._context = self._context or (await self._engine.status()).context  # asked once: it does not change
+        room = self._context - num_prompt
+        if not self._context or room >= sampling.max_tokens:
+            return sampling
+        if room < 1:
+            raise BadRequest(
+                f"{num_prompt} prompt tokens leave no room for an answer in the context of {self._context} tokens; "
+                "shorten the messages.",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        return msgspec.structs.replace(sampling, max_tokens=room)
 
     def _extended(self, call: Call, version: str) -> tuple[Known, tuple[Message, ...]] | None:
         """The longest known beginning of the messages, and what comes after it."""
