@@ -38,6 +38,7 @@ def test_the_defaults_are_openais() -> None:
     assert call.messages == (Message(role="user", content="hi"),)
     assert call.sampling == Sampling(temperature=1.0, top_p=1.0, max_tokens=64)
     assert (call.tools, call.tool_choice, call.tags) == ((), "auto", {})
+    assert call.fit
 
 
 def test_everything_that_is_said_arrives() -> None:
@@ -52,7 +53,8 @@ def test_everything_that_is_said_arrives() -> None:
     )  # fmt: skip
     assert (call.line, call.version) == ("support", "support@3")
     assert call.sampling == Sampling(temperature=0.0, top_p=0.5, max_tokens=9, stop=("END",), seed=-3, top_logprobs=2)
-    assert (call.tags, call.tool_choice) == ({"case": "7"}, "none")
+    assert (call.tags, call.tool_choice) == ({"case": "7", "user": "u"}, "none")
+    assert not call.fit
     assert call.tools == (Tool(name="f", parameters={"type": "object", "properties": {}}),)
 
 
@@ -84,6 +86,10 @@ def test_everything_that_is_said_arrives() -> None:
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {"a": "x" * 513}}, "metadata"),
         ({"logit_bias": {}}, "logit_bias"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"user": 3}, "user"),
+        ({"user": "u" * 513}, "user"),
     ],
 )
 def test_a_wrong_parameter_is_named(change: dict[str, Any], param: str) -> None:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from honed import codec
@@ -171,6 +172,40 @@ async def test_attempts_that_read_the_same_stay_apart_by_trace_or_session() -> N
     for name in ("ann", "bob"):
         turn = await model.reply(call("yo", Message(role="assistant", content="yo"), "on", tags={"session": name}))
         assert turn.parent == f"{name}.0"
+
+
+async def test_users_who_say_the_same_are_kept_apart() -> None:
+    model = TokenModel(Listening(), RENDERER)
+    for name in ("ann", "bob"):
+        await model.reply(call("hi", id=f"{name}.0", tags={"user": name, "session": "s"}))
+    for name in ("ann", "bob"):
+        told = Message(role="assistant", content="hi")
+        turn = await model.reply(call("hi", told, "on", tags={"user": name, "session": "s"}))
+        assert turn.parent == f"{name}.0"
+
+
+async def test_of_turns_that_read_alike_the_one_is_extended_whose_reply_was_given_back() -> None:
+    engine = Listening(ScriptedSettings(rules={"hi": CALL}))
+    model = TokenModel(engine, RENDERER)
+    said = [await model.reply(call("hi", id=id, tools=(LOOK,))) for id in ("a", "b")]
+    for turn in said:
+        result = Message(role="tool", content="found", tool_call_id=turn.reply.tool_calls[0].id, name="look")
+        on = await model.reply(call("hi", turn.reply, result, id=f"{turn.id}.1", tools=(LOOK,)))
+        assert (on.parent, on.trace) == (turn.id, turn.trace)
+    renamed = (msgspec.structs.replace(said[0].reply.tool_calls[0], id="mine"),)
+    other = Message(role="assistant", tool_calls=renamed)
+    assert (await model.reply(call("hi", other, "on", tools=(LOOK,)))).parent == "b"  # the newest that reads so
+
+
+async def test_of_replies_that_differ_in_space_the_one_is_extended_that_was_given_back() -> None:
+    engine = Listening()
+    model = TokenModel(engine, RENDERER)
+    for text in ("so", " so"):
+        engine.inner.settings = ScriptedSettings(replies={"*": text})
+        await model.reply(call("hi", id=text))
+    for text in ("so", " so"):
+        told = Message(role="assistant", content=text)
+        assert (await model.reply(call("hi", told, "on"))).parent == text
 
 
 async def test_a_trace_that_is_named_later_is_found_as_well() -> None:

@@ -68,7 +68,7 @@ def read_call(body: dict[str, Any], id: str, *, default_max_tokens: int) -> Call
         fit=all(body.get(name) is None for name in LIMITS),
         line=line,
         version=model if pinned else None,
-        tags=_tags(body.get("metadata")),
+        tags=_tags(body),
     )
 
 
@@ -210,14 +210,17 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _tags(value: Any) -> dict[str, str]:
-    if value is None:
-        return {}
+def _tags(body: dict[str, Any]) -> dict[str, str]:
+    """The metadata, and the end user's name as one more: conversations of two users are two, though they read alike."""
+    value = {} if body.get("metadata") is None else body["metadata"]
     if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
         raise BadRequest("'metadata' must map strings to strings.", param="metadata")
     if any(len(k) > MAX_TAG or len(v) > MAX_TAG for k, v in value.items()):
         raise BadRequest(f"'metadata' holds a key or value of over {MAX_TAG} characters.", param="metadata")
-    return dict(value)
+    user = _text(body.get("user"), "user")
+    if user is not None and len(user) > MAX_TAG:
+        raise BadRequest(f"'user' is over {MAX_TAG} characters.", param="user")
+    return {**value, "user": user} if user else dict(value)
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
@@ -226,17 +229,20 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         raise BadRequest("'n' must be 1.", param="n", code="unsupported_value")
     if (body.get("response_format") or {"type": "text"}) != {"type": "text"}:
         raise BadRequest("'response_format' may only be text.", param="response_format", code="unsupported_value")
+    if not flag(body, "parallel_tool_calls", default=True):
+        message = "'parallel_tool_calls' may only be true: nothing keeps a reply to one call."
+        raise BadRequest(message, param="parallel_tool_calls", code="unsupported_value")
     for name in ("frequency_penalty", "presence_penalty"):
         if body.get(name) not in (None, 0, 0.0):
             raise BadRequest(f"'{name}' must be 0.", param=name, code="unsupported_value")
 
 
-def flag(body: dict[str, Any], name: str) -> bool:
-    """A boolean that is false where it is not given."""
+def flag(body: dict[str, Any], name: str, *, default: bool = False) -> bool:
+    """A boolean, or `default` where it is not given."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise BadRequest(f"'{name}' must be true or false.", param=name)
-    return bool(value)
+    return default if value is None else value
 
 
 def wants_usage(body: dict[str, Any]) -> bool:

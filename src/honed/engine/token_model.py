@@ -1,9 +1,10 @@
 """TokenModel: a Model made of a renderer and an Engine, exact to the token along a conversation.
 
 When messages extend a Turn that it has seen (of the same tenant, line and version, under the same tools, and of the
-same trace or session where the caller names one), the engine reads that turn's own ids followed by the new ones;
-nothing is tokenised again. Otherwise a full render starts a new branch. What it knows of earlier turns is a bounded
-index in memory: losing it costs a branch, never correctness.
+same trace or session and user where the caller names them), the engine reads that turn's own ids followed by the new
+ones; nothing is tokenised again. Of turns that read alike the one is taken whose reply came back as it was given, ids
+of calls included, then the newest. Otherwise a full render starts a new branch. What it knows of earlier turns is a
+bounded index in memory: losing it costs a branch, never correctness.
 """
 
 from __future__ import annotations
@@ -163,10 +164,10 @@ class TokenModel:
         """The longest known beginning of the messages, and what comes after it."""
         keys = _keys(call, version, call.messages[:-1], _scope(call))
         for end in range(len(keys), 0, -1):
-            known = self._index.get(keys[end - 1]) if call.messages[end - 1].role == "assistant" else None
-            if known is not None:
-                self._index.move_to_end(keys[end - 1])
-                return known, call.messages[end:]
+            for key in keys[end - 1] if call.messages[end - 1].role == "assistant" else ():
+                if (known := self._index.get(key)) is not None:
+                    self._index.move_to_end(key)
+                    return known, call.messages[end:]
         return None
 
     def _remember(self, call: Call, version: str, opening: Opening, turn: Turn) -> None:
@@ -174,11 +175,11 @@ class TokenModel:
             return
         closed = bool(turn.output) and turn.output[-1] in self._renderer.stop_ids
         known = Known(turn=turn.id, trace=turn.trace, ids=(*opening.ids, *turn.output), closed=closed)
-        for scope in {_scope(call), turn.trace}:
-            key = _keys(call, version, (*call.messages, turn.reply), scope)[-1]
+        said, scopes = (*call.messages, turn.reply), (_scope(call), turn.trace)
+        for key in dict.fromkeys(key for scope in scopes for key in _keys(call, version, said, scope)[-1]):
             self._index[key] = known
             self._index.move_to_end(key)
-        while len(self._index) > self._index_size:
+        while len(self._index) > 2 * self._index_size:  # two keys a turn
             self._index.popitem(last=False)
 
     def _turn(self, call: Call, opening: Opening, answer: _Answer, finish: Finish) -> Turn:
@@ -261,19 +262,21 @@ def _offered(call: Call) -> tuple[Tool, ...]:
 
 
 def _scope(call: Call) -> str:
-    """What tells conversations apart that read the same: the trace, else the session that the caller named."""
-    return call.trace or call.tags.get("session", "")
+    """What tells conversations apart that read the same: the trace, else the session and the user that were named."""
+    return call.trace or codec.digest([call.tags.get(name, "") for name in ("session", "user")])
 
 
-def _keys(call: Call, version: str, messages: Sequence[Message], scope: str) -> list[str]:
-    """One digest a message: of the conversation up to and including it."""
-    head = [call.tenant, call.line, version, codec.tools_digest(_offered(call)), scope]
-    seen = hashlib.sha256(msgspec.json.encode(head))
+def _keys(call: Call, version: str, messages: Sequence[Message], scope: str) -> list[tuple[str, str]]:
+    """Two digests a message, of the conversation up to and including it: as it was said to the letter, and as it reads,
+    for clients trim what they were told and give calls other ids."""
+    head = msgspec.json.encode([call.tenant, call.line, version, codec.tools_digest(_offered(call)), scope])
+    exact, alike = hashlib.sha256(b"exact" + head), hashlib.sha256(b"alike" + head)
     keys = []
     for message in messages:
         content = message.content or ""
-        said = content.strip() if message.role == "assistant" else content  # clients trim what they were told
-        calls = [(call.name, call.arguments) for call in message.tool_calls]
-        seen.update(msgspec.json.encode([message.role, said, calls]))
-        keys.append(seen.copy().hexdigest())
+        calls = [(each.name, each.arguments) for each in message.tool_calls]
+        exact.update(msgspec.json.encode([message.role, content, calls, [each.id for each in message.tool_calls]]))
+        said = content.strip() if message.role == "assistant" else content
+        alike.update(msgspec.json.encode([message.role, said, calls]))
+        keys.append((exact.hexdigest(), alike.hexdigest()))
     return keys
