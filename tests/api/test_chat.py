@@ -42,6 +42,7 @@ def test_a_whole_answer_is_the_turn_and_its_receipt(served: Served, client: open
     reply = raw.parse()
     assert reply.choices[0].message.content == "hello é🎉"
     assert reply.choices[0].finish_reason == "stop"
+    assert reply.model == "support@0"
     assert reply.usage is not None
     assert reply.usage.completion_tokens == len("hello é🎉".encode()) + 1  # and the stop token
     assert raw.headers["x-honed-version"] == "support@0"
@@ -62,6 +63,7 @@ def test_a_stream_says_the_same_and_ends_with_usage(client: openai.OpenAI) -> No
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.prompt_tokens > 0
     assert len({chunk.id for chunk in chunks}) == 1
+    assert {chunk.model for chunk in chunks} == {"support@0"}
 
 
 def test_tools_are_called_and_their_results_extend_the_conversation(served: Served, client: openai.OpenAI) -> None:
@@ -200,7 +202,7 @@ def test_a_release_is_followed_acknowledged_and_named_in_the_header(served: Serv
     while served.fleet.serving != version.id and time.monotonic() < deadline:
         time.sleep(0.02)
     raw = client.chat.completions.with_raw_response.create(model=LINE, messages=ASK)
-    assert raw.headers["x-honed-version"] == "support@1"
+    assert raw.headers["x-honed-version"] == raw.parse().model == "support@1"
     assert served.store.releases.acks("release_1") == {"replica-1": "support@1"}
     pinned = client.chat.completions.with_raw_response.create(model="support@0", messages=ASK)
-    assert pinned.headers["x-honed-version"] == "support@0"
+    assert pinned.headers["x-honed-version"] == pinned.parse().model == "support@0"

@@ -68,6 +68,39 @@ async def test_a_reader_who_hangs_up_on_a_whole_answer_ends_it(served: Served) -
         assert 'status="499"' in (await http_.get("/metrics")).text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_request_that_is_being_answered_counts_as_running(served: Served, stream: bool) -> None:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as http_:
+
+        async def running() -> str:
+            text = (await http_.get("/metrics")).text
+            return next(line for line in text.splitlines() if line.startswith("honed_running_requests "))
+
+        async def is_running() -> bool:
+            return await running() == "honed_running_requests 1.0"
+
+        asked = asyncio.create_task(http_.post("/v1/chat/completions", json=ask("x" * 75, stream=stream)))
+        await eventually(is_running)
+        assert (await asked).status_code == 200
+        assert await running() == "honed_running_requests 0.0"
+
+
+async def test_a_sender_who_leaves_before_the_body_is_there_is_no_fault_of_the_server(served: Served) -> None:
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+    connection.putrequest("POST", "/v1/chat/completions")
+    connection.putheader("content-length", "1000")
+    connection.endheaders(b'{"model": ')
+    connection.close()
+
+    async def is_counted() -> bool:
+        async with httpx.AsyncClient(base_url=served.url) as http_:
+            text = (await http_.get("/metrics")).text
+        assert 'status="500"' not in text
+        return 'honed_requests_total{route="/v1/chat/completions",status="499"} 1.0' in text
+
+    await eventually(is_counted)
+
+
 async def test_a_session_keeps_customers_apart_who_say_the_same(served: Served) -> None:
     client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
     first: dict[str, Any] = {}
@@ -121,7 +154,7 @@ async def test_an_engine_killed_in_the_middle_of_a_stream_is_its_last_event_and_
                 id = response.headers["x-honed-turn"]
                 async for line in response.aiter_lines():
                     lines += [line] if line else []
-                    if len(lines) == 20:
+                    if line and len(lines) == 20:  # empty lines come between
                         psutil.Process(process.pid).children()[0].kill()
             error = json.loads(lines[-1].removeprefix("data: "))["error"]
             assert (error["type"], error["code"]) == ("server_error", "engine_unavailable")

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from honed.api.body import read_object
+from honed.api.body import CLIENT_GONE, read_object
 from honed.api.errors import response_of
 from honed.api.gateway import Decode, Gateway
 from honed.api.requests import flag, read_call, wants_usage
@@ -24,12 +25,16 @@ from honed.types import Turn
 
 T = TypeVar("T")
 SSE_END = b"data: [DONE]\n\n"
-CLIENT_GONE = 499
-"""The status in the metrics of a request that nobody waited for."""
 
 
 async def chat_completions(gateway: Gateway, request: Request) -> Response:
-    """One completion. The version is decided, and id and headers are fixed, before the first token is sampled."""
+    """One completion. A streamed one goes on running while its events are sent."""
+    with gateway.meters.running.track_inprogress():
+        return await _answer(gateway, request)
+
+
+async def _answer(gateway: Gateway, request: Request) -> Response:
+    """The version is decided, and id and headers are fixed, before the first token is sampled."""
     body = await read_object(request)
     call = read_call(body, new_id("chatcmpl-"), default_max_tokens=gateway.settings.max_tokens)
     fleet = gateway.fleet
@@ -52,8 +57,7 @@ async def chat_completions(gateway: Gateway, request: Request) -> Response:
     gateway.meters.first_token.observe(time.monotonic() - started)
     reply = _Reply(call, first, logprobs, gateway.decode)
     if is_streamed:
-        events = _stream(gateway, reply, deltas, usage)
-        return StreamingResponse(events, media_type="text/event-stream", headers=reply.headers)
+        return _Events(gateway, reply, deltas, usage)
     await _unless_gone(request, _collect(reply, deltas))
     _count(gateway, reply)
     return JSONResponse(reply.whole(), headers=reply.whole_headers)
@@ -84,11 +88,25 @@ async def _gone(request: Request) -> None:
         pass
 
 
+class _Events(StreamingResponse):
+    """A reply as server-sent events. Its source is closed whatever happens, even if the client left before the first
+    event, when nothing would have begun to read it."""
+
+    def __init__(self, gateway: Gateway, reply: _Reply, deltas: AsyncGenerator[Delta, None], usage: bool) -> None:
+        self._running, self._deltas = gateway.meters.running, deltas
+        self._events = _stream(gateway, reply, deltas, usage)
+        super().__init__(self._events, media_type="text/event-stream", headers=reply.headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._running.track_inprogress():
+            async with contextlib.aclosing(self._deltas), contextlib.aclosing(self._events):
+                await super().__call__(scope, receive, send)
+
+
 async def _stream(
     gateway: Gateway, reply: _Reply, deltas: AsyncGenerator[Delta, None], usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events. The turn is in the capture log before the event that ends the reply leaves."""
-    gateway.meters.running.inc()
     try:
         async with contextlib.aclosing(deltas):
             yield reply.event({"role": "assistant", "content": ""})
@@ -108,8 +126,6 @@ async def _stream(
         yield SSE_END
     except Exception as error:  # the status is sent already: the error is the stream's last event
         yield b"data: " + bytes(response_of(error).body) + b"\n\n"
-    finally:
-        gateway.meters.running.dec()
 
 
 class _Reply:
@@ -140,7 +156,8 @@ class _Reply:
 
     def head(self, kind: str) -> dict[str, Any]:
         """What every object of this reply begins with."""
-        return {"id": self.call.id, "object": kind, "created": self._created, "model": self.call.line}
+        served = self.call.version or self.call.line  # as OpenAI names the snapshot behind the name that was asked
+        return {"id": self.call.id, "object": kind, "created": self._created, "model": served}
 
     def whole(self) -> dict[str, Any]:
         """A chat.completion object."""
