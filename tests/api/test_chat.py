@@ -101,6 +101,21 @@ def test_a_tool_of_any_sound_schema_is_offered_by_the_real_renderer(tmp_path: Pa
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_where_no_tool_may_be_called_what_looks_like_a_call_is_text(tmp_path: Path, stream: bool) -> None:
+    with serving(tmp_path, ScriptedSettings(rules={"use a tool": CALL}), renderer=smollm2()) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+        asked = client.chat.completions.create(  # type: ignore[call-overload]
+            model=LINE, messages=[{"role": "user", "content": "use a tool"}], tools=[TOOL], tool_choice="none",
+            stream=stream,
+        )  # fmt: skip
+        choices = [reply.choices[0] for reply in (asked if stream else [asked])]
+    said = [choice.delta if stream else choice.message for choice in choices]
+    assert not any(each.tool_calls for each in said)
+    assert "".join(each.content or "" for each in said) == CALL
+    assert choices[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", ["bytes", "smollm2"])
 def test_calls_that_cannot_be_read_are_text_and_are_counted(tmp_path: Path, kind: str, stream: bool) -> None:
     rules = {"botch": CALL + BOTCHED + BOTCHED}

@@ -156,6 +156,26 @@ async def test_many_streams_at_once_are_each_their_own(served: Served) -> None:
     assert served.drain() == 16
 
 
+async def test_a_crowd_is_answered_each_with_its_own(tmp_path: Path) -> None:
+    number = 512
+    with serving(tmp_path, ScriptedSettings()) as running:
+        async with openai.AsyncOpenAI(
+            base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=300
+        ) as client:
+
+            async def ask(text: str) -> str | None:
+                reply = await client.chat.completions.create(
+                    model=LINE, messages=[{"role": "user", "content": text}], max_tokens=16
+                )
+                return reply.choices[0].message.content
+
+            asked = [f"number {each}" for each in range(number)]
+            assert await asyncio.gather(*map(ask, asked)) == asked  # a status of 4xx or 5xx raises
+        metrics = httpx.get(f"{running.url}/metrics").text
+        assert f'honed_requests_total{{route="/v1/chat/completions",status="200"}} {number}.0' in metrics
+        assert await asyncio.to_thread(running.drain) == number
+
+
 @pytest.mark.parametrize(
     ("value", "at"),
     [

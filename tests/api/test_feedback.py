@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
-from api.served import Served, serving
+from api.served import LINE, Served, serving
 from honed.engine.scripted import ScriptedSettings
+from honed.loop import capture
 
 GOOD = {"target": "chatcmpl-1", "name": "success", "value": 1}
 
@@ -25,6 +27,20 @@ def test_feedback_with_a_key_counts_once_and_may_come_before_its_target(served: 
         assert httpx.post(f"{served.url}/v1/feedback", json={**GOOD, "key": "k"}).status_code == 200
     served.drain()
     assert [row.value for row in served.store.feedback.of(["chatcmpl-1"])] == [1]
+
+
+def test_feedback_that_comes_long_after_its_turn_and_again_is_taken_and_the_newest_counts(served: Served) -> None:
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    reply = client.chat.completions.create(model=LINE, messages=[{"role": "user", "content": "hi"}])
+    assert served.drain() == 1
+    client.chat.completions.create(model=LINE, messages=[{"role": "user", "content": "another"}])
+    for value in (True, False):
+        row = {"target": reply.id, "name": "success", "value": value}
+        assert client.post("/feedback", body=row, cast_to=httpx.Response).status_code == 200
+        served.drain()
+    assert [row.value for row in served.store.feedback.of([reply.id])] == [True, False]
+    (failed,) = capture.flag(served.store, LINE, 0.0)
+    assert [turn.id for turn in failed.turns] == [reply.id]
 
 
 def test_a_list_with_a_correction_is_taken_whole(served: Served) -> None:

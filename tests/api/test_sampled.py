@@ -48,3 +48,18 @@ def test_a_tokens_logprob_is_that_of_its_entry_among_the_alternatives(
         assert entry.logprob < 0
     assert found >= 5
     assert temperature or found == len(entries)
+
+
+def test_a_seed_gives_the_same_answer_again_and_another_seed_another(client: openai.OpenAI) -> None:
+    def say(seed: int) -> tuple[str | None, list[str]]:
+        reply = client.chat.completions.create(
+            model=LINE, messages=ASK, temperature=1.0, seed=seed, max_tokens=24, logprobs=True
+        )
+        logprobs = reply.choices[0].logprobs
+        assert logprobs is not None
+        return reply.choices[0].message.content, [entry.token for entry in logprobs.content or ()]
+
+    first, again, other = say(7), say(7), say(8)
+    assert len(first[1]) > 4
+    assert first == again
+    assert first != other
