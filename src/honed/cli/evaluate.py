@@ -7,33 +7,31 @@ from typing import Annotated
 
 import typer
 
+from honed import types
 from honed.assemble import evaluate_version
 from honed.cli import output, versions
 from honed.cli.progress import watch
+from honed.errors import NotFound
 
 
 def evaluate(
     version: Annotated[str, typer.Argument(help="line@number; number 0 is the base model.")],
-    suite: Annotated[str | None, typer.Option(help="Only this suite.")] = None,
-    split: Annotated[str, typer.Option(help="train, dev or holdout.")] = "dev",
+    suite: Annotated[str | None, typer.Option(help="Only this suite; default: all.")] = None,
+    split: Annotated[types.Split, typer.Option(help="The tasks of this split.")] = "dev",
     attempts: Annotated[int, typer.Option(min=1, help="Attempts at each task.")] = 1,
-    config: output.ConfigOption = output.DEFAULT_CONFIG,
+    config: output.ConfigOption = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Evaluates a version on tasks of the store: success with a 95 % interval, tokens and dollars."""
+    """Attempts tasks of the store with a version: success with a 95 % interval, faults and dollars."""
     settings, store = output.settings(config), output.store(config)
+    asked = versions.find(store, version)
+    if not store.tasks.list(split, suite, state="ready"):
+        known = sorted({task.suite for task in store.tasks.list(split, state="ready")})
+        there = f"suites that have some: {', '.join(known)}" if known else f"there are none in the split {split}"
+        raise NotFound(f"no ready {split} tasks{f' of the suite {suite!r}' if suite else ''} to attempt; {there}.")
     with watch() as on_event:
-        found = asyncio.run(
-            evaluate_version(
-                settings,
-                store,
-                versions.find(store, version),
-                suite=suite,
-                split=split,
-                attempts=attempts,
-                on_event=on_event,
-            )
-        )
+        work = evaluate_version(settings, store, asked, suite=suite, split=split, attempts=attempts, on_event=on_event)
+        found = asyncio.run(work)
     if json:
         output.show_json(found)
         return

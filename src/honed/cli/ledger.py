@@ -10,7 +10,7 @@ from honed.economics.report import LedgerReport, VersionCost
 from honed.economics.success import SuccessCost
 
 
-def ledger(config: output.ConfigOption = output.DEFAULT_CONFIG, json: output.JsonOption = False) -> None:
+def ledger(config: output.ConfigOption = None, json: output.JsonOption = False) -> None:
     """Dollars by activity and outcome, per million tokens, per verified success, and intelligence per dollar."""
     found = ledger_of(output.settings(config), output.store(config))
     if json:

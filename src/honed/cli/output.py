@@ -17,22 +17,23 @@ from honed.assemble import Config, load_config, open_store
 from honed.store import Store
 
 DEFAULT_CONFIG = Path("honed.toml")
-ConfigOption = Annotated[
-    Path, typer.Option("--config", "-c", envvar="HONED_CONFIG", help="The TOML file that says where everything is.")
-]
+CONFIG_HELP = "The TOML file that says where everything is; without one, every default and a store in .honed."
+CONFIG_NAMES: dict[str, Any] = {"envvar": "HONED_CONFIG", "show_default": str(DEFAULT_CONFIG), "help": CONFIG_HELP}
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", **CONFIG_NAMES)]
+ConfigArgument = Annotated[Path | None, typer.Argument(**CONFIG_NAMES)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many, newest first.")]
 LineOption = Annotated[str | None, typer.Option("--line", help="Only this model line.")]
 
 
-def settings(path: Path) -> Config:
-    """The config at `path`; without a file at the default place, the defaults (a store in .honed)."""
-    if path == DEFAULT_CONFIG and not path.exists():
+def settings(path: Path | None) -> Config:
+    """The config at `path`, which must be there when somebody named it; for None honed.toml, else the defaults."""
+    if path is None and not DEFAULT_CONFIG.exists():
         return Config()
-    return load_config(path)
+    return load_config(path or DEFAULT_CONFIG)
 
 
-def store(path: Path) -> Store:
+def store(path: Path | None) -> Store:
     """The store that the config names."""
     return open_store(settings(path))
 
@@ -58,6 +59,12 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: 
 def console() -> Console:
     """A console on stdout; wide when it is not a terminal, so that pipes get whole lines."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def one_line(text: str | None, width: int = 70) -> str:
+    """The text on one line, cut where it is longer than `width`."""
+    line = " ".join((text or "").split())
+    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def when(at: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -29,9 +29,10 @@ QUIET = {"learn.group"}
 
 
 @contextmanager
-def watch() -> Iterator[OnEvent]:
-    """A function for a loop's events: a live view on a terminal, else log lines."""
-    if not sys.stderr.isatty():
+def watch(to: TextIO | None = None) -> Iterator[OnEvent]:
+    """A function for a loop's events: a live view where `to` (None: stderr) is a terminal, else log lines."""
+    to = to or sys.stderr
+    if not to.isatty():
         yield _to_log
         return
     columns = (
@@ -41,7 +42,7 @@ def watch() -> Iterator[OnEvent]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(file=to)) as progress:
         yield _View(progress).on_event
 
 
@@ -64,6 +65,8 @@ class _View:
             self._move("practise", f"practise  reward {100 * fields['reward']:.0f} %", fields["step"], fields["of"])
         elif event == "gate.progress":
             self._move("gate", "gate      attempts", fields["done"], fields["of"])
+        elif event == "evaluate.progress":
+            self._move("evaluate", "evaluate  attempts", fields["done"], fields["of"])
         elif event not in QUIET:
             told = "  ".join(f"{key} {value}" for key, value in fields.items() if key != "run")
             self._progress.console.print(f"{event.replace('.', ' ')}  {told}", highlight=False, markup=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,9 +17,7 @@ from honed.loop.turn import Loop, TurnReport
 
 
 def run(
-    config: Annotated[
-        Path, typer.Argument(help="The TOML file that says where everything is.")
-    ] = output.DEFAULT_CONFIG,
+    config: output.ConfigArgument = None,
     once: Annotated[bool, typer.Option("--once", help="One turn, then stop.")] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Forget a turn that was cut off, and stop.")] = False,
     json: output.JsonOption = False,

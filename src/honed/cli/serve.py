@@ -12,7 +12,7 @@ from honed.cli import output
 
 
 def serve(
-    config: output.ConfigOption = output.DEFAULT_CONFIG,
+    config: output.ConfigOption = None,
     port: Annotated[int | None, typer.Option(help="Instead of the config's; 0 takes a free one.")] = None,
 ) -> None:
     """Serves the line's released version over HTTP, and records what happens."""

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from collections.abc import Iterable
+from typing import Annotated
 
 import typer
 
 from honed import types
 from honed.cli import output
-from honed.errors import UserError
+from honed.errors import NotFound
+from honed.store import Store
 
 app = typer.Typer(help="Conversations: production, rollouts, evaluations.", no_args_is_help=True)
 
 
 @app.command("ls")
 def ls(
-    config: output.ConfigOption = output.DEFAULT_CONFIG,
-    origin: Annotated[str | None, typer.Option(help="production, rollout, eval, demonstration or import.")] = None,
-    signal: Annotated[str | None, typer.Option(help="Only traces with this signal.")] = None,
+    config: output.ConfigOption = None,
+    origin: Annotated[types.Origin | None, typer.Option(help="Only traces that came about so.")] = None,
+    signal: Annotated[str | None, typer.Option(help="Only traces flagged with this signal, like bad_call.")] = None,
     line: output.LineOption = None,
     limit: output.LimitOption = 20,
     json: output.JsonOption = False,
 ) -> None:
     """Lists traces, newest first."""
-    if origin is not None and origin not in get_args(types.Origin):
-        raise UserError(f"no origin is called {origin!r}; use one of {', '.join(get_args(types.Origin))}.")
     found = output.store(config).traces.list(origin=origin, line=line, signal=signal, limit=limit)
     if json:
         output.show_json(found)
@@ -37,10 +37,14 @@ def ls(
 
 
 @app.command("show")
-def show(id: str, config: output.ConfigOption = output.DEFAULT_CONFIG, json: output.JsonOption = False) -> None:
-    """Shows one trace, or the trace of a response id, as a conversation."""
+def show(
+    id: Annotated[str, typer.Argument(help="A trace's id, or the id of one of its responses.")],
+    config: output.ConfigOption = None,
+    json: output.JsonOption = False,
+) -> None:
+    """Shows one trace as a conversation, with its feedback and score."""
     store = output.store(config)
-    trace = store.traces.get(id if id.startswith("trace") else store.traces.turn(id).trace)
+    trace = of_id(store, id)
     if json:
         output.show_json(trace)
         return
@@ -50,14 +54,32 @@ def show(id: str, config: output.ConfigOption = output.DEFAULT_CONFIG, json: out
             for line in _lines(message):
                 typer.echo(line)
         typer.echo(f"    {turn.id}  {len(turn.output)} tokens, {turn.finish}, {turn.fidelity}")
-    for row in store.feedback.of([trace.id, *(turn.id for turn in trace.turns)]):
-        typer.echo(
-            f"  feedback {row.name} = {row.value if row.kind in ('metric', 'comment') else row.kind} ({row.source})"
-        )
+    for line in told_feedback(store.feedback.of([trace.id, *(turn.id for turn in trace.turns)])):
+        typer.echo(f"  {line}")
     if trace.score is not None:
         typer.echo(f"  score {trace.score.value:g} by {trace.score.verifier}: {trace.score.evidence}")
     if trace.fault is not None:
         typer.echo(f"  fault at {trace.fault.boundary}: {trace.fault.message}")
+
+
+def of_id(store: Store, id: str) -> types.Trace:
+    """The trace with this id, or the one that holds the response with this id. Raises NotFound."""
+    try:
+        return store.traces.get(id)
+    except NotFound:
+        pass
+    try:
+        return store.traces.get(store.traces.turn(id).trace)
+    except NotFound:
+        raise NotFound(f"no trace and no response is called {id!r}; honed traces ls lists traces.") from None
+
+
+def told_feedback(rows: Iterable[types.Feedback]) -> list[str]:
+    """One line a statement; demonstrations and corrections by their kind alone, since they hold conversations."""
+    return [
+        f"feedback {row.name} = {row.value if row.kind in ('metric', 'comment') else row.kind} ({row.source})"
+        for row in rows
+    ]
 
 
 def version_of(trace: types.Trace) -> str:

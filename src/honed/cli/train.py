@@ -16,7 +16,7 @@ from honed.loop.run import run_once
 
 def train(
     lessons: Annotated[str, typer.Argument(help="module:function that returns tasks with their demonstrations.")],
-    config: output.ConfigOption = output.DEFAULT_CONFIG,
+    config: output.ConfigOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Trains one version from given lessons, judges it at the gate and, when it is better, releases it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from honed import types
@@ -15,30 +16,38 @@ from honed.store import Store
 app = typer.Typer(help="Versions of a model line: list, show, release, roll back.", no_args_is_help=True)
 
 
+VersionArgument = Annotated[str, typer.Argument(help="line@number, or the number where the store holds one line.")]
+
+
 @app.command("ls")
-def ls(
-    config: output.ConfigOption = output.DEFAULT_CONFIG, line: output.LineOption = None, json: output.JsonOption = False
-) -> None:
-    """Lists versions with parent, verdict and whether they serve."""
+def ls(config: output.ConfigOption = None, line: output.LineOption = None, json: output.JsonOption = False) -> None:
+    """Lists versions, oldest first, with the gate's verdict and which of them serves."""
     store = output.store(config)
     found = store.versions.list(line)
     if json:
-        output.show_json(found)
+        output.show_json([_row(store, version) for version in found])
         return
-    rows = [(v.id, v.parent, v.digest[:12], decision(store, v.id), serving(store, v), output.when(v.at)) for v in found]
-    output.show_table(("version", "parent", "digest", "verdict", "serving", "at"), rows, empty="No versions yet.")
+    rows = [
+        (v.id, f"{v.line}@{v.parent or 0}", v.digest[:12], decision(store, v.id), serving(store, v), output.when(v.at))
+        for v in found
+    ]
+    columns = ("version", "parent", "digest", "verdict", "serving", "made at")
+    output.show_table(columns, rows, empty="No versions yet: the base model serves.")
 
 
 @app.command("show")
-def show(id: str, config: output.ConfigOption = output.DEFAULT_CONFIG, json: output.JsonOption = False) -> None:
-    """Shows one version: `support@3`, or `3` where there is one line."""
+def show(id: VersionArgument, config: output.ConfigOption = None, json: output.JsonOption = False) -> None:
+    """Shows one version with its files, its recipe and every verdict on it."""
     store = output.store(config)
     version = find(store, id)
     verdicts = store.verdicts.list(version=version.id)
     if json:
-        output.show_json({"version": version, "verdicts": verdicts})
+        output.show_json({"id": version.id, "version": version, "verdicts": verdicts})
         return
-    typer.echo(f"{version.id}  {version.kind}  parent {version.parent}  {output.when(version.at)}")
+    if version.number == 0:
+        typer.echo(f"{version.id} is the base model: it has no files here and no parent.")
+        return
+    typer.echo(f"{version.id}  {version.kind}  parent {version.line}@{version.parent or 0}  {output.when(version.at)}")
     for name in ("base", "uri", "digest", "optimiser", "recipe", "data"):
         typer.echo(f"  {name:10}{getattr(version, name) or 'none'}")
     for verdict in verdicts:
@@ -47,10 +56,10 @@ def show(id: str, config: output.ConfigOption = output.DEFAULT_CONFIG, json: out
 
 @app.command("release")
 def release(
-    id: str,
-    force: Annotated[bool, typer.Option("--force", help="Past the gate; the reason is kept.")] = False,
+    id: VersionArgument,
+    force: Annotated[bool, typer.Option("--force", help="Without the gate's promotion; say why.")] = False,
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "",
-    config: output.ConfigOption = output.DEFAULT_CONFIG,
+    config: output.ConfigOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Lets a version serve; without a gate's promotion only with --force and a reason."""
@@ -66,13 +75,22 @@ def release(
 
 @app.command("rollback")
 def rollback(
-    line: Annotated[str, typer.Argument(help="The model line.")],
+    line: Annotated[str, typer.Argument(help="The model line, such as support.")],
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "by hand",
-    config: output.ConfigOption = output.DEFAULT_CONFIG,
+    config: output.ConfigOption = None,
+    json: output.JsonOption = False,
 ) -> None:
     """Takes the serving version back to the one before it."""
     done = rollback_version(output.settings(config), output.store(config), line, reason=reason)
+    if json:
+        output.show_json(done)
+        return
     typer.echo(f"{done.version} serves {done.line} again ({done.reason})")
+
+
+def _row(store: Store, version: types.Version) -> dict[str, Any]:
+    known = {"id": version.id, "verdict": decision(store, version.id) or None, "serves": bool(serving(store, version))}
+    return {**known, **msgspec.structs.asdict(version)}
 
 
 def find(store: Store, id: str) -> types.Version:

@@ -2,71 +2,162 @@
 
 from __future__ import annotations
 
+import re
+from typing import Annotated, Literal
+
 import typer
 
 from honed import types
 from honed.cli import output, versions
-from honed.cli.traces import version_of
+from honed.cli.traces import of_id, told_feedback
+from honed.economics.report import total_dollars
 from honed.errors import NotFound
 from honed.store import Store
 
 MAX_SHOWN = 5
 
 
-def why(id: str, config: output.ConfigOption = output.DEFAULT_CONFIG, json: output.JsonOption = False) -> None:
-    """Explains a response id, a trace id or a version id."""
+class Teaching(types.Noun, frozen=True, kw_only=True):
+    """One trace that a version learned from, the task it attempted, and the production failure behind the task."""
+
+    trace: str
+    task: str | None
+    failure: str | None
+
+
+class Origin(types.Noun, frozen=True, kw_only=True):
+    """Where an answering version comes from. Only a `what` of "version" has learned from anything.
+
+    `dollars` is the sum of what has a price; `unpriced` counts the other ledger entries by what they were spent on.
+    """
+
+    id: str
+    what: Literal["version", "base model", "practice"]
+    version: types.Version | None = None
+    sources: tuple[Teaching, ...] = ()
+    failures: tuple[str, ...] = ()
+    verdicts: tuple[types.Verdict, ...] = ()
+    dollars: float | None = None
+    num_entries: int = 0
+    unpriced: dict[str, int] = {}
+
+
+class Explained(types.Noun, frozen=True, kw_only=True):
+    """A response or a trace, with the origin of every version that answered in it."""
+
+    id: str
+    trace: str
+    origin: types.Origin
+    versions: tuple[Origin, ...]
+    signals: tuple[str, ...]
+    feedback: tuple[types.Feedback, ...]
+
+
+def why(
+    id: Annotated[str, typer.Argument(help="A response's id, a trace's, or line@number.")],
+    config: output.ConfigOption = None,
+    json: output.JsonOption = False,
+) -> None:
+    """Explains a response or a trace (which version answered, and what taught it), or a version."""
     store = output.store(config)
-    found = _version(store, id)
-    if found is not None:
-        _explain_version(store, found, json=json)
+    if "@" in id or id.isdigit():
+        found = origin_of(store, versions.find(store, id).id)
+        if json:
+            output.show_json(found)
+        else:
+            _show_origin(store, found)
         return
-    trace = store.traces.get(store.traces.turn(id).trace if not id.startswith("trace") else id)
-    _explain_trace(store, trace, id, json=json)
-
-
-def _version(store: Store, id: str) -> types.Version | None:
-    if "@" not in id and not id.isdigit():
-        return None
-    return versions.find(store, id)
-
-
-def _explain_trace(store: Store, trace: types.Trace, id: str, *, json: bool) -> None:
-    names = list(dict.fromkeys(span.version for turn in trace.turns for span in turn.versions))
+    trace = of_id(store, id)
+    explained = explain(store, id, trace)
     if json:
-        output.show_json({"id": id, "trace": trace.id, "versions": names, "signals": trace.signals})
+        output.show_json(explained)
         return
-    typer.echo(
-        f"{id} is {trace.origin}, answered by {version_of(trace) or 'an unknown version'}, {output.when(trace.at)}."
-    )
-    for row in store.feedback.of([trace.id, *(turn.id for turn in trace.turns)]):
-        typer.echo(f"  feedback {row.name}: {row.value if row.kind in ('metric', 'comment') else row.kind}")
+    answered = ", ".join(found.id for found in explained.versions) or "a version that was not recorded"
+    typer.echo(f"{id} is {trace.origin}, answered by {answered}, {output.when(trace.at)}.")
+    for line in told_feedback(explained.feedback):
+        typer.echo(f"  {line}")
     if trace.signals:
         typer.echo(f"  flagged: {', '.join(trace.signals)}")
-    for name in names:
-        try:
-            _explain_version(store, store.versions.find(name), json=False)
-        except NotFound:
-            typer.echo(f"  {name} is the base model, or a policy in the middle of practice.")
+    for found in explained.versions:
+        _show_origin(store, found)
 
 
-def _explain_version(store: Store, version: types.Version, *, json: bool) -> None:
-    sources = store.versions.sources(version.id)
-    verdicts = store.verdicts.list(version=version.id)
-    spent = _dollars(store, version)
-    if json:
-        output.show_json({"version": version, "sources": sources, "verdicts": verdicts, "dollars": spent})
+def explain(store: Store, id: str, trace: types.Trace) -> Explained:
+    """What the store knows of a trace; for a response's id only of that response's own versions."""
+    turns = [turn for turn in trace.turns if id in (turn.id, trace.id)]
+    names = dict.fromkeys(span.version for turn in turns for span in turn.versions)
+    return Explained(
+        id=id,
+        trace=trace.id,
+        origin=trace.origin,
+        versions=tuple(origin_of(store, name) for name in names),
+        signals=trace.signals,
+        feedback=tuple(store.feedback.of([trace.id, *(turn.id for turn in trace.turns)])),
+    )
+
+
+def origin_of(store: Store, id: str) -> Origin:
+    """Where the version called `id` comes from. Raises NotFound for a number that the store does not hold."""
+    if id.endswith("@0"):
+        return Origin(id=id, what="base model", version=store.versions.find(id))
+    if re.search(r"@\d+\.\d+$", id):
+        return Origin(id=id, what="practice")
+    version = store.versions.find(id)
+    sources = tuple(Teaching(trace=a, task=b, failure=c) for a, b, c in store.versions.sources(id))
+    entries = store.ledger.list(line=version.line, subject=id)
+    dollars, _ = total_dollars(entries)
+    unpriced = _unpriced(entries)
+    return Origin(
+        id=id,
+        what="version",
+        version=version,
+        sources=sources,
+        failures=tuple(dict.fromkeys(source.failure for source in sources if source.failure)),
+        verdicts=tuple(store.verdicts.list(version=id)),
+        dollars=dollars if any(entry.dollars is not None for entry in entries) else None,
+        num_entries=len(entries),
+        unpriced=unpriced,
+    )
+
+
+def _unpriced(entries: list[types.Entry]) -> dict[str, int]:
+    """How many entries have no price, by activity and device; one that was taken back does not count."""
+    groups: dict[str, list[types.Entry]] = {}
+    for entry in entries:
+        groups.setdefault(f"{entry.activity} on {entry.device}", []).append(entry)
+    counts = {name: total_dollars(group)[1] for name, group in sorted(groups.items())}
+    return {name: count for name, count in counts.items() if count > 0}
+
+
+def _show_origin(store: Store, found: Origin) -> None:
+    if found.what == "base model":
+        typer.echo(f"{found.id} is the base model: honed has taught it nothing.")
         return
-    failures = list(dict.fromkeys(source for _, _, source in sources if source))
-    typer.echo(f"{version.id}, parent {version.parent}, learned from {len(sources)} traces at {output.dollars(spent)}.")
-    typer.echo(f"  taught by {len(failures)} production failures" + (":" if failures else "."))
-    for source in failures[:MAX_SHOWN]:
-        typer.echo(f"    {source}  {_request(store, source)}")
-    if len(failures) > MAX_SHOWN:
-        typer.echo(f"    and {len(failures) - MAX_SHOWN} more")
-    for verdict in verdicts:
+    if found.what == "practice":
+        parent, _, updates = found.id.rpartition(".")
+        typer.echo(f"{found.id} is a policy in the middle of practice: {updates} updates after {parent}.")
+        return
+    assert found.version is not None
+    parent = f"{found.version.line}@{found.version.parent or 0}"
+    typer.echo(f"{found.id}, parent {parent}, learned from {len(found.sources)} traces.")
+    typer.echo(f"  {_price(found)}")
+    typer.echo(f"  taught by {len(found.failures)} production failures" + (":" if found.failures else "."))
+    for failure in found.failures[:MAX_SHOWN]:
+        typer.echo(f"    {failure}  {_request(store, failure)}")
+    if len(found.failures) > MAX_SHOWN:
+        typer.echo(f"    and {len(found.failures) - MAX_SHOWN} more; --json lists all")
+    for verdict in found.verdicts:
         versions.show_verdict(verdict)
-    if not verdicts:
+    if not found.verdicts:
         typer.echo("  no gate has judged it.")
+
+
+def _price(found: Origin) -> str:
+    if not found.num_entries:
+        return "the ledger has nothing that was spent on it."
+    missing = ", ".join(f"{count} {name}" for name, count in found.unpriced.items())
+    spent = "what was spent on it has no price" if found.dollars is None else f"{output.dollars(found.dollars)} spent"
+    return f"{spent}; without a price: {missing}." if missing else f"{spent}."
 
 
 def _request(store: Store, trace_id: str) -> str:
@@ -75,10 +166,4 @@ def _request(store: Store, trace_id: str) -> str:
     except NotFound:
         return "(erased)"
     asked = [m.content for turn in turns for m in turn.added if m.role == "user" and m.content]
-    return asked[-1] if asked else ""
-
-
-def _dollars(store: Store, version: types.Version) -> float | None:
-    entries = store.ledger.list(line=version.line, subject=version.id)
-    priced = [entry.dollars for entry in entries if entry.dollars is not None]
-    return sum(priced) if priced else None
+    return output.one_line(asked[-1]) if asked else ""
