@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from honed import errors
 from honed.assemble.config import Config
 from honed.economics.prices import PriceBook, load_book
 from honed.engine.scripted import ByteRenderer
+from honed.errors import CorruptData, EngineError, HonedError
 from honed.model.load import Prepared, prepare
 from honed.store import Store
 from honed.store import open_store as open_records
@@ -27,21 +31,55 @@ def price_book(config: Config) -> PriceBook:
 
 
 PREPARE = """
-import sys, pathlib
-from honed.model.load import prepare
-prepare(sys.argv[1], *map(pathlib.Path, sys.argv[2:]))
+import contextlib, json, pathlib, sys
+try:
+    from honed.model.load import prepare
+    with contextlib.redirect_stdout(sys.stderr):
+        made = prepare(sys.argv[1], *map(pathlib.Path, sys.argv[2:]))
+    said = {"directory": str(made.directory), "digest": made.digest}
+except Exception as error:
+    said = {"kind": type(error).__name__, "message": str(error)}
+print(json.dumps(said))
 """
+"""The child's program: what was made, or what was wrong with it, as one line of JSON."""
 
 
 def prepared(config: Config) -> Prepared:
-    """The model's directory and digest. A conversion runs in a child, so that this process never loads torch."""
+    """The model's directory and digest. A conversion runs in a child, so that this process never loads torch.
+
+    Raises what `prepare` raises, and EngineError when the child was killed; nothing is tried a second time here.
+    """
     source = config.model.source
     if source == "scripted":
         return Prepared(directory=Path(), digest="scripted", source=source)
-    cache = Path(config.model.cache) if config.model.cache else None
     if source == "smollm2" or source.endswith(".gguf"):
-        subprocess.run([sys.executable, "-c", PREPARE, source, *([str(cache)] if cache else [])], check=False)
-    return prepare(source, cache)
+        return _prepared_by_child(source, config.model.cache)
+    return prepare(source, Path(config.model.cache) if config.model.cache else None)
+
+
+@functools.cache
+def _prepared_by_child(source: str, cache: str | None) -> Prepared:
+    """Asked once a process: the digest of a model does not change under it. A failure is not kept."""
+    command = [sys.executable, "-c", PREPARE, source, *([cache] if cache else [])]
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if child.returncode:
+        raise EngineError(
+            f"the child that prepares the model {source!r} ended with code {child.returncode}"
+            f"{' (out of memory?)' if child.returncode == -9 else ''}; run honed doctor."
+        )
+    said = json.loads(child.stdout)
+    if "message" in said:
+        raise _as_raised(source, said["kind"], said["message"])
+    return Prepared(directory=Path(said["directory"]), digest=said["digest"], source=source)
+
+
+def _as_raised(source: str, kind: str, message: str) -> HonedError:
+    """The child's exception: honed's own as it was, any other as CorruptData that names the model."""
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, HonedError):
+        return found(message)
+    first = (message.splitlines() or [""])[0]
+    return CorruptData(f"the model {source!r} cannot be converted: {kind}: {first}")
 
 
 def renderer_of(config: Config) -> Any:
