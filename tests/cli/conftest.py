@@ -78,9 +78,18 @@ VERDICT = Verdict(
     decision="promote",
     suites=(
         SuiteResult(
-            suite="refunds", role="target", gain=0.4, low=0.2, high=0.6, baseline=0.2, candidate=0.6,
-            num_tasks=40, num_clusters=40, p_value=0.001, passed=True,
-        ),  # fmt: skip
+            suite="refunds",
+            role="target",
+            gain=0.4,
+            low=0.2,
+            high=0.6,
+            baseline=0.2,
+            candidate=0.6,
+            num_tasks=40,
+            num_clusters=40,
+            p_value=0.001,
+            passed=True,
+        ),
     ),
     reasons=("better on refunds",),
     at=21.0,
