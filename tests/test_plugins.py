@@ -61,3 +61,27 @@ def test_a_module_that_breaks_by_itself_keeps_its_own_error(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ZeroDivisionError):
         plugins.resolve(slot, "broken_plugin:thing")
+
+
+@pytest.fixture
+def installed(slot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An installed package whose entry point "theirs" stands for pathlib.Path; the slot's name."""
+    info = tmp_path / "plugin_of_somebody-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin-of-somebody\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[honed.{slot}]\ntheirs = pathlib:Path\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return slot
+
+
+def test_an_installed_package_s_entry_point_resolves(installed: str) -> None:
+    assert plugins.names(installed) == ["theirs"]
+    assert plugins.resolve(installed, "theirs") is Path
+    with pytest.raises(ConfigError, match=r"Did you mean 'theirs'"):
+        plugins.resolve(installed, "their")
+
+
+def test_a_registered_name_goes_before_an_installed_one(installed: str) -> None:
+    plugins.register(installed, "theirs", "pathlib:PurePath")
+    assert plugins.resolve(installed, "theirs").__name__ == "PurePath"
+    assert plugins.names(installed) == ["theirs"]
