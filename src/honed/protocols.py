@@ -64,7 +64,10 @@ class Chunk(Noun, frozen=True, kw_only=True):
 
 class EngineStatus(Noun, frozen=True, kw_only=True):
     """`base` is the digest of the base weights, `versions` what is loaded, `busy_seconds` CPU (or device) seconds since
-    start, `context` the longest sequence (prompt + output) in tokens, `capacity` the cache's size in tokens."""
+    start, `context` the longest sequence (prompt + output) in tokens, `capacity` the cache's size in tokens.
+
+    `heartbeat` grows while there is work, and is None while there is none or from an engine that doesn't say. `failure`
+    is why the engine can do nothing any more: only a new one helps."""
 
     base: str
     versions: tuple[str, ...] = ()
@@ -78,6 +81,8 @@ class EngineStatus(Noun, frozen=True, kw_only=True):
     output_tokens: int = 0
     busy_seconds: float = 0.0
     pid: int = 0
+    heartbeat: int | None = None
+    failure: str = ""
 
 
 class Engine(Protocol):

@@ -22,6 +22,7 @@ from honed import codec, errors
 
 T = TypeVar("T")
 MAX_FRAME_BYTES = 1 << 30
+FLUSH_SECONDS = 1.0
 _ERRORS = {
     cls.__name__: cls
     for cls in (
@@ -153,8 +154,10 @@ class Client:
         self._pump.cancel()
         self._hang_up()
         self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
+        try:
+            await asyncio.wait_for(self._writer.wait_closed(), FLUSH_SECONDS)
+        except (TimeoutError, ConnectionError):  # a stopped process reads nothing: what it was sent is dropped
+            self._writer.transport.abort()
 
     async def _exchange(self, name: str, args: tuple[Any, ...]) -> AsyncGenerator[Frame, None]:
         if self._closed:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine.tiny import VOCABULARY, reference_logprobs, tiny
+from engine.tiny import ADAPTER_CONFIG, VOCABULARY, adapter_pairs, reference_logprobs, tiny
+from honed.engine.core import MAX_FAILED_STEPS
 from honed.engine.local import LocalEngine
 from honed.engine.settings import EngineSettings
+from honed.engine.stall import until_stalled
 from honed.errors import BadRequest, ConfigError, EngineError, NotFound
+from honed.model import checkpoint
+from honed.model.linear import Adapter
 from honed.protocols import Engine, EngineStatus, Request
-from honed.types import Finish, Sampling, Usage
+from honed.testing import check_engine
+from honed.types import Finish, Sampling, Usage, Version
 
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
 SETTINGS = EngineSettings(slots=8, capacity=4096, context=512, prefill_chunk=32, threads=1)
@@ -337,6 +345,83 @@ async def test_a_step_that_raises_fails_its_requests_and_not_the_engine(engine: 
     assert len((await ask(engine, [1, 2, 3])).ids) == 12
 
 
+async def test_steps_that_all_fail_are_not_the_requests_fault_and_the_engine_says_that_it_is_broken() -> None:
+    engine = LocalEngine(tiny(), SETTINGS)
+    engine._core._runner = Broken()  # type: ignore[assignment]
+    for _ in range(MAX_FAILED_STEPS):
+        with pytest.raises(EngineError) as caught:
+            await ask(engine, [1, 2])
+        assert caught.value.retryable
+    await eventually(lambda status: "out of luck" in status.failure, engine)
+    for asked in (ask(engine, [1, 2]), engine.unload("line@1"), engine.logprobs([1, 2], "")):
+        with pytest.raises(EngineError, match="broken"):
+            await asked
+    assert await until_stalled(engine.status, 60.0) == (await engine.status()).failure
+    await engine.close()
+
+
+async def test_an_error_outside_a_step_ends_every_request_and_the_engine_says_so(engine: LocalEngine) -> None:
+    """What throws where nothing is caught (here the drain) must not end the thread while requests wait."""
+    running = [asyncio.create_task(ask(engine, prompt(i, 8), Sampling(max_tokens=400))) for i in range(4)]
+    await eventually(lambda status: status.running == 4, engine)
+
+    def fail() -> None:
+        raise RuntimeError("a bad drain")
+
+    engine._core._draining.append((Adapter("x", "", "x#1"), fail))
+    for task in running:
+        with pytest.raises(EngineError, match="a bad drain") as caught:
+            await task
+        assert caught.value.retryable
+    assert "a bad drain" in (await engine.status()).failure
+    assert (await engine.status()).running == 0
+
+
+async def test_a_command_that_fails_tells_who_waits_and_the_engine_lives_on(engine: LocalEngine) -> None:
+    kept, engine._core.adapters = engine._core.adapters, None  # type: ignore[assignment]
+    with pytest.raises(EngineError, match="the engine failed") as caught:
+        await engine.unload("line@1")
+    assert caught.value.retryable
+    engine._core.adapters = kept
+    assert (await engine.status()).failure == ""
+    assert len((await ask(engine, [1, 2, 3])).ids) == 12
+
+
+async def test_a_thread_that_hangs_in_a_step_is_a_stall_and_one_that_rests_is_none(engine: LocalEngine) -> None:
+    rest = asyncio.create_task(until_stalled(engine.status, 0.05))
+    await ask(engine, [1, 2, 3])
+    await asyncio.sleep(0.2)
+    assert not rest.done()
+    rest.cancel()
+    release = threading.Event()
+    engine._core._runner, kept = Hanging(release), engine._core._runner  # type: ignore[assignment]
+    asked = asyncio.create_task(ask(engine, [4, 5]))
+    assert "no progress" in await until_stalled(engine.status, 0.05)
+    engine._core._runner = kept
+    release.set()
+    with pytest.raises(EngineError, match="released"):
+        await asked
+
+
+class Hanging:
+    """A runner that waits until the test lets it fail."""
+
+    def __init__(self, release: threading.Event) -> None:
+        self._release = release
+
+    def run(self, pieces: Any) -> Any:
+        self._release.wait()
+        raise RuntimeError("released")
+
+
+async def test_cpu_seconds_are_those_of_the_process_and_not_of_one_thread_times_the_threads() -> None:
+    engine = LocalEngine(tiny(), SETTINGS.model_copy(update={"threads": 16}))
+    before = time.process_time()
+    await asyncio.gather(*[ask(engine, prompt(seed, 50)) for seed in range(4)])
+    assert 0 < (await engine.status()).busy_seconds <= time.process_time() - before
+    await engine.close()
+
+
 class Broken:
     """A runner whose every step fails."""
 
@@ -363,8 +448,24 @@ async def test_close_fails_what_still_runs() -> None:
     with pytest.raises(EngineError, match="closed"):
         async for _ in stream:
             pass
-    with pytest.raises(EngineError, match="closed"):
-        await ask(engine, [1])
+    for late in (ask(engine, [1]), engine.unload("line@1"), engine.logprobs([1, 2], "")):
+        with pytest.raises(EngineError, match="closed"):
+            await late
+    await engine.cancel("x")
+    await engine.close()
+
+
+async def test_the_local_engine_keeps_every_promise_of_an_engine(tmp_path: Path) -> None:
+    versions = []
+    for number in (1, 2):
+        tensors = adapter_pairs(tiny().model, number)
+        digest = checkpoint.write_adapter(tmp_path / str(number), tensors, ADAPTER_CONFIG)
+        versions.append(Version(line="line", number=number, uri=str(tmp_path / str(number)), digest=digest))
+
+    async def make() -> LocalEngine:
+        return LocalEngine(tiny(), SETTINGS)
+
+    await check_engine(make, prompt(3, 20), versions=versions)
 
 
 def test_sliding_windows_and_soft_caps_are_refused_by_name() -> None:

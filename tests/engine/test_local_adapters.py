@@ -14,7 +14,7 @@ from engine.test_local import GREEDY, SETTINGS, ask, check_raw, eventually, prom
 from engine.tiny import ADAPTER_CONFIG, adapter_pairs, tiny
 from honed.engine.local import LocalEngine
 from honed.engine.settings import EngineSettings
-from honed.errors import ConfigError, CorruptData, NotFound, Refused
+from honed.errors import ConfigError, CorruptData, EngineError, NotFound, Refused
 from honed.model import checkpoint
 from honed.protocols import Request
 from honed.sync.memory import MemoryChannel
@@ -246,3 +246,29 @@ async def test_a_version_without_files_is_not_found() -> None:
     with pytest.raises(NotFound, match="no channel"):
         await engine.load(Version(line="line", number=1, uri="memory:line@1"))
     await engine.close()
+
+
+async def test_two_loads_of_one_version_at_once_install_it_once(tmp_path: Path) -> None:
+    digest = checkpoint.write_adapter(tmp_path, adapter_pairs(tiny().model, 1), ADAPTER_CONFIG)
+    engine = LocalEngine(tiny(), SETTINGS)
+    version = Version(line="line", number=1, uri=str(tmp_path), digest=digest)
+    running = asyncio.create_task(ask(engine, prompt(0, 20), Sampling(temperature=0.0, max_tokens=200)))
+    await asyncio.gather(engine.load(version), engine.load(version))
+    installed = engine._core.adapters["line@1"]
+    await engine.load(version)
+    assert engine._core.adapters["line@1"] is installed
+    assert installed.key.partition("#")[0] == "line@1"
+    assert (await engine.status()).versions == ("line@1",)
+    assert len((await ask(engine, prompt(0, 40), version="line@1")).ids) == 12
+    assert len((await running).ids) == 200
+    await engine.close()
+
+
+async def test_a_version_that_is_read_while_the_engine_closes_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    digest = checkpoint.write_adapter(tmp_path, adapter_pairs(tiny().model, 1), ADAPTER_CONFIG)
+    engine = LocalEngine(tiny(), SETTINGS)
+    loading = asyncio.create_task(engine.load(Version(line="line", number=1, uri=str(tmp_path), digest=digest)))
+    await asyncio.sleep(0)
+    await engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await loading

@@ -15,6 +15,7 @@ from honed.engine.scripted import ByteRenderer
 from honed.engine.token_model import TokenModel
 from honed.errors import CorruptData, EngineError, NotFound
 from honed.protocols import Call, Request
+from honed.testing import check_engine
 from honed.types import Message, Sampling, Version
 
 RENDERER = ByteRenderer()
@@ -108,3 +109,96 @@ async def test_a_child_that_does_not_start_says_why(tmp_path_factory) -> None:  
     with pytest.raises(EngineError, match="colour"):
         await engine.start()
     await engine.close()
+
+
+async def test_a_child_that_is_stopped_is_replaced_and_what_it_ran_fails_as_retryable(tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    engine = process_of(tmp_path_factory.mktemp("e"), script={"stall_seconds": 1.6})
+    await engine.start()
+    await engine.load(version(1))
+    ids = tuple(RENDERER.start((Message(role="user", content="x" * 2000),)))
+    chunks = engine.submit(Request(id="r", ids=ids, sampling=Sampling(max_tokens=2000, stop_ids=(257,))))
+    await anext(chunks)
+    stopped = engine.pid
+    os.kill(stopped, signal.SIGSTOP)
+    with pytest.raises(EngineError) as caught:
+        async for _ in chunks:
+            pass
+    assert caught.value.retryable
+    assert (await TokenModel(engine, RENDERER).reply(call("t1"))).reply.content == "one"
+    assert (engine.num_restarts, engine.pid != stopped) == (1, True)
+    await engine.close()
+
+
+async def test_a_request_to_a_stopped_child_is_answered_by_the_next_one(tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    engine = process_of(tmp_path_factory.mktemp("e"), script={"stall_seconds": 1.6})
+    await engine.start()
+    os.kill(engine.pid, signal.SIGSTOP)
+    assert (await TokenModel(engine, RENDERER).reply(call("t1", ""))).reply.content == "base"
+    await engine.close()
+
+
+async def test_a_stopped_child_does_not_hold_up_the_end(tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    engine = process_of(tmp_path_factory.mktemp("e"))
+    await engine.start()
+    os.kill(engine.pid, signal.SIGSTOP)
+    asked = [
+        asyncio.create_task(engine.logprobs([1] * 500_000, "")) for _ in range(4)
+    ]  # more than the socket's buffer holds
+    await asyncio.sleep(0.05)
+    await engine.close()
+    for task in asked:
+        with pytest.raises(EngineError):
+            await task
+
+
+async def test_a_child_whose_thread_hangs_in_a_step_is_replaced(tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    folder = tmp_path_factory.mktemp("e")
+    (folder / "hang").touch()
+    engine = EngineProcess(
+        str(folder / "hang"), {"stall_seconds": 1.6}, folder=folder / "run", log_path=folder / "e.log",
+        module="engine.hanging_worker", backoff_seconds=0.01,
+        environment={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])},
+    )  # fmt: skip
+    await engine.start()
+    request = Request(id="r", ids=tuple(RENDERER.start(ASK)), sampling=Sampling(max_tokens=4))
+    with pytest.raises(EngineError) as caught:
+        await anext(engine.submit(request))
+    assert caught.value.retryable
+    assert [chunk async for chunk in engine.submit(request)][-1].finish == "length"
+    assert engine.num_restarts == 1
+    await engine.close()
+
+
+async def test_sixteen_requests_that_run_when_the_child_is_killed_all_end(engine: EngineProcess) -> None:
+    """Each with an answer or an error that says to ask again; none waits for ever, and the next one is served."""
+    await engine.load(version(1))
+    model = TokenModel(engine, RENDERER)
+    asks = [
+        Call(
+            id=f"t{number}", messages=(Message(role="user", content="y" * 300),), version="support@0",
+            sampling=Sampling(max_tokens=400), line="support",
+        )
+        for number in range(16)
+    ]  # fmt: skip
+    running = [asyncio.create_task(model.reply(ask)) for ask in asks]
+    while (await engine.status()).running < 16:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    os.kill(engine.pid, signal.SIGKILL)
+    ended = await asyncio.gather(*running, return_exceptions=True)
+    for each in ended:
+        if isinstance(each, BaseException):
+            assert isinstance(each, EngineError)
+            assert each.retryable
+        else:
+            assert each.reply.content == "y" * 300
+    assert any(isinstance(each, EngineError) for each in ended)
+    assert (await model.reply(call("last"))).reply.content == "one"
+
+
+async def test_the_process_keeps_every_promise_of_an_engine(tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    async def make() -> EngineProcess:
+        made = process_of(tmp_path_factory.mktemp("e"))
+        await made.start()
+        return made
+
+    await check_engine(make, RENDERER.start(ASK), versions=[version(1), version(2)])

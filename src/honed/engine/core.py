@@ -17,16 +17,25 @@ from honed.model.linear import Adapter
 from honed.protocols import Chunk
 from honed.types import Finish, Usage
 
+MAX_FAILED_STEPS = 8
+"""In a row: a device that is lost fails every step, and only a new process gets it back."""
+
 
 class Core:
-    """Runs steps until nothing is left to do. Counters may be read from any thread."""
+    """Runs steps until nothing is left to do. Counters may be read from any thread.
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, num_threads: int) -> None:
-        self.scheduler, self._runner, self._num_threads = scheduler, runner, num_threads
+    `busy_seconds` are CPU seconds of the whole process while it was in a step, all of its threads together: a part that
+    one thread does alone costs one thread. What else the process does meanwhile (a socket, a version being read) is in
+    them; beside a step it is little.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self.scheduler, self._runner = scheduler, runner
         self.adapters: dict[str, Adapter] = {}
         self._draining: list[tuple[Adapter, Callable[[], None]]] = []
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self.busy_seconds = 0.0
+        self._failed_steps = 0
 
     @property
     def busy(self) -> bool:
@@ -34,8 +43,9 @@ class Core:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def step(self) -> None:
-        """One forward pass for all that run. An exception fails the requests of this step and nothing else."""
-        started = time.thread_time()
+        """One forward pass for all that run. An exception fails the requests of this step and nothing else, until
+        MAX_FAILED_STEPS in a row have said that no request is to blame: then EngineError is raised."""
+        started = time.process_time()
         pieces: list[Piece] = []
         try:
             pieces = self.scheduler.plan()
@@ -44,11 +54,15 @@ class Core:
             self._charge(pieces, started)
             self._sample(sampling, logits)
             self._end_scoring(pieces)
+            self._failed_steps = 0
         except Exception as error:  # the boundary of a step: the engine lives on
             log("engine.step_failed", error=f"{type(error).__name__}: {error}", requests=len(pieces))
             failed = [piece.sequence for piece in pieces] or [*self.scheduler.running, *self.scheduler.waiting]
             for sequence in failed:
                 self._fail(sequence, EngineError(f"the engine failed in a step: {error}", retryable=True))
+            self._failed_steps += 1
+            if self._failed_steps >= MAX_FAILED_STEPS:
+                raise EngineError(f"{self._failed_steps} steps in a row failed, the last with: {error}") from error
         self._drain()
 
     def add(self, sequence: Sequence) -> None:
@@ -80,15 +94,18 @@ class Core:
         self._draining.append((adapter, done))
         self._drain()
 
-    def close(self) -> None:
-        """Fails all that has not ended."""
-        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
-            self._fail(sequence, EngineError("the engine was closed", retryable=True))
-        self._drain()
+    def abandon(self, error: HonedError) -> None:
+        """Ends all that has not ended with `error`, and leaves the cache as it is: no step may follow."""
+        ended, draining = [*self.scheduler.running, *self.scheduler.waiting], self._draining
+        self.scheduler.running, self.scheduler.waiting, self._draining = [], [], []
+        for sequence in ended:
+            sequence.sink(error)
+        for _, done in draining:
+            done()
 
     def _charge(self, pieces: list[Piece], started: float) -> None:
         """Splits the step's CPU seconds by tokens computed."""
-        seconds = (time.thread_time() - started) * self._num_threads
+        seconds = time.process_time() - started
         self.busy_seconds += seconds
         total = sum(piece.count for piece in pieces)
         for piece in pieces:
@@ -97,7 +114,7 @@ class Core:
     def _sample(self, pieces: list[Piece], logits: torch.Tensor) -> None:
         if not pieces:
             return
-        started = time.thread_time()
+        started = time.process_time()
         sequences = [piece.sequence for piece in pieces]
         draws = sampler.draw(
             logits, [s.sampling for s in sequences], [s.seed for s in sequences], [len(s.tokens) for s in sequences]

@@ -1,6 +1,6 @@
 """The local engine: continuous batching of a dense causal decoder on this machine, as an asyncio Engine.
 
-One worker thread owns the model, the cache and the scheduler; the event loop posts commands to it and gets chunks back.
+One thread (thread.py) owns the model, the cache and the scheduler; the event loop posts commands and gets chunks back.
 Left out: speculation, quantised weights, packed experts, merged adapters; GPUs are better served by vLLM.
 """
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import queue
 import secrets
-import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Ids
 from itertools import count
@@ -19,15 +17,14 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
-import torch
-
 from honed.engine import adapters, sampler
 from honed.engine.cache import Blocks, Rows, Shape
 from honed.engine.core import Core
 from honed.engine.runner import Runner
 from honed.engine.scheduler import Scheduler, Sequence
 from honed.engine.settings import EngineSettings
-from honed.errors import BadRequest, ConfigError, EngineError, NotFound, Refused
+from honed.engine.thread import CoreThread
+from honed.errors import BadRequest, ConfigError, NotFound, Refused
 from honed.model import attention, checkpoint
 from honed.model.linear import Adapter, serving_copy
 from honed.protocols import Chunk, EngineStatus, Request
@@ -63,7 +60,6 @@ class LocalEngine:
         self.context = min(settings.context, loaded.config.max_position_embeddings, settings.capacity)
         self._serving = serving_copy(loaded.model)
         shape = Shape.of(loaded.config, parameter.dtype, device)
-        num_threads = settings.threads or os.cpu_count() or 1
         scheduler = Scheduler(
             rows=Rows(shape, settings.slots, self.context),
             blocks=Blocks(shape, settings.capacity),
@@ -72,15 +68,10 @@ class LocalEngine:
             prefill_chunk=settings.prefill_chunk,
             prefix=settings.prefix,
         )
-        self._core = Core(scheduler, Runner(self._serving, loaded.config, parameter.dtype, device), num_threads)
+        self._core = Core(scheduler, Runner(self._serving, loaded.config, parameter.dtype, device))
         self._order = count()
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._loading = asyncio.Lock()
-        self._closed = False
-        self._thread = threading.Thread(
-            target=_work, args=(self._core, self._commands, num_threads), name="honed-engine", daemon=True
-        )
-        self._thread.start()
+        self._thread = CoreThread(self._core, settings.threads or os.cpu_count() or 1)
 
     async def submit(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Streams what is sampled. Leaving the loop early cancels the request."""
@@ -97,7 +88,7 @@ class LocalEngine:
             order=(request.priority, next(self._order)),
             seed=secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed,
         )
-        self._post(functools.partial(self._start, sequence))
+        self._thread.post(functools.partial(self._start, sequence), sink)
         ended = False
         try:
             while not ended:
@@ -108,12 +99,12 @@ class LocalEngine:
                 ended = item.finish is not None
                 yield item
         finally:
-            if not ended and not self._closed:
-                self._post(functools.partial(self._core.drop, sequence))
+            if not ended:
+                self._thread.hint(functools.partial(self._core.drop, sequence))
 
     async def cancel(self, id: str) -> None:
         """Ends a request with finish "cancelled"; what it held is free at once. An unknown id does nothing."""
-        self._post(functools.partial(self._core.cancel, id))
+        self._thread.hint(functools.partial(self._core.cancel, id))
 
     async def logprobs(self, ids: Ids[int], version: str) -> list[float]:
         """Log-probability of each id after the first, at temperature 1."""
@@ -129,11 +120,8 @@ class LocalEngine:
             order=(0, next(self._order)),
             scores=[],
         )
-        self._post(functools.partial(self._start, sequence))
-        item = await items.get()
-        if isinstance(item, Exception):
-            raise item
-        return list(item)
+        self._thread.post(functools.partial(self._start, sequence), sink)
+        return list(await _answer(items))
 
     async def load(self, version: Version) -> None:
         """Verifies a version's files and makes it available. A digest that is loaded already is left alone.
@@ -165,10 +153,13 @@ class LocalEngine:
             await self._install(version.id, version.digest, tensors, config)
 
     async def unload(self, version: str) -> None:
-        """Forgets a version: new requests get NotFound at once; returns when its running requests have ended."""
+        """Forgets a version: new requests get NotFound at once; returns when its running requests have ended.
+
+        Raises EngineError when the engine is closed or broken.
+        """
         items, sink = self._pipe()
-        self._post(functools.partial(self._core.unload, version, functools.partial(sink, None)))
-        await items.get()
+        self._thread.post(functools.partial(self._core.unload, version, functools.partial(sink, None)), sink)
+        await _answer(items)
 
     async def status(self) -> EngineStatus:
         """Counters, and what is loaded."""
@@ -186,14 +177,14 @@ class LocalEngine:
             output_tokens=core.output_tokens,
             busy_seconds=core.busy_seconds,
             pid=os.getpid(),
+            heartbeat=self._thread.heartbeat,
+            failure=self._thread.failure,
         )
 
     async def close(self) -> None:
         """Fails what still runs and ends the thread."""
-        if not self._closed:
-            self._closed = True
-            self._commands.put(None)
-            await asyncio.to_thread(self._thread.join)
+        self._thread.stop()
+        await asyncio.to_thread(self._thread.join)
 
     def _start(self, sequence: Sequence) -> None:
         if not _is_base(sequence.version):
@@ -204,9 +195,8 @@ class LocalEngine:
         self._core.add(sequence)
 
     async def _ensure(self, version: str) -> None:
-        """Raises NotFound unless the version is loaded or the channel holds it."""
-        if self._closed:
-            raise EngineError("the engine is closed")
+        """Raises NotFound unless the version is loaded or the channel holds it, EngineError if the engine is closed."""
+        self._thread.check()
         if _is_base(version) or version in self._core.adapters:
             return
         if self._channel is None or version not in self._channel:
@@ -229,8 +219,8 @@ class LocalEngine:
             self._core.load(adapter)
             sink(None)
 
-        self._post(install)
-        await items.get()
+        self._thread.post(install, sink)
+        await _answer(items)
 
     def _check_ids(self, ids: Ids[int], max_tokens: int) -> None:
         if not ids:
@@ -255,24 +245,13 @@ class LocalEngine:
 
         return items, sink
 
-    def _post(self, command: Callable[[], None]) -> None:
-        if not self._closed:
-            self._commands.put(command)
 
-
-def _work(core: Core, commands: queue.SimpleQueue[Callable[[], None] | None], num_threads: int) -> None:
-    """The worker thread: commands first, then a step; sleeps when there is neither. None ends it."""
-    torch.set_num_threads(num_threads)
-    while True:
-        try:
-            command = commands.get(block=not core.busy)
-        except queue.Empty:
-            core.step()
-            continue
-        if command is None:
-            core.close()
-            return
-        command()
+async def _answer(items: asyncio.Queue[Any]) -> Any:
+    """What the thread says next; an error is raised."""
+    item = await items.get()
+    if isinstance(item, Exception):
+        raise item
+    return item
 
 
 def _is_base(version: str) -> bool:

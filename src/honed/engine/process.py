@@ -1,7 +1,8 @@
 """The engine as a child process: spawned, watched, restarted, and spoken to over a Unix socket. No torch here.
 
 `RemoteEngine` is an Engine over any rpc client. `EngineProcess` adds the life of the child: its death fails the
-requests in flight with EngineError(retryable=True), and the next child gets the same versions first.
+requests in flight with EngineError(retryable=True), and the next child gets the same versions first. One that stalls
+is killed, and so takes the same road.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from honed.engine.stall import until_stalled
 from honed.errors import ConfigError, EngineError, HonedError
 from honed.log import log
 from honed.protocols import Chunk, EngineStatus, Request
 from honed.rpc import Client
 from honed.types import Version
 
+STALL_SECONDS = 60.0
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path on Linux, less its final zero
 _PR_SET_PDEATHSIG = 1
 
@@ -76,6 +79,7 @@ class EngineProcess:
     `folder` holds the socket and must be private; `log_path` gets the child's stderr. `start` raises EngineError with
     the log's tail when the first child does not come up. After `max_crashes` deaths in a row, without a finished
     request in between, it gives up: every call then raises EngineError(retryable=False) with the log's tail.
+    `settings` are the child's; the setting stall_seconds is for both sides.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class EngineProcess:
         start_seconds: float = 600.0,
     ) -> None:
         self._command = [sys.executable, "-m", module, "--source", source, "--settings", json.dumps(dict(settings))]
+        self._stall_seconds = float(settings.get("stall_seconds", STALL_SECONDS))
         self._folder, self._log_path = folder, log_path
         self._environment, self._niceness = {**os.environ, **(environment or {})}, niceness
         self._max_crashes, self._backoff_seconds = max_crashes, backoff_seconds
@@ -210,16 +215,24 @@ class EngineProcess:
                 preexec_fn=_dies_with(os.getpid(), self._niceness),
             )
         try:
-            self._remote = RemoteEngine(await asyncio.wait_for(self._connect(path), self._start_seconds))
+            self._remote = await asyncio.wait_for(self._prepare(path), self._start_seconds)
         except TimeoutError:
             raise EngineError(
                 f"the engine was not ready after {self._start_seconds:g} s; see {self._log_path}", retryable=True
             ) from None
         finally:
             path.unlink(missing_ok=True)  # connected, or never will be
-        await self._reload(self._remote)
         self._up.set()
         log("engine.up", pid=self.pid, versions=sorted(self._versions))
+
+    async def _prepare(self, path: Path) -> RemoteEngine:
+        remote = RemoteEngine(await self._connect(path))
+        try:
+            await self._reload(remote)
+        except BaseException:
+            await asyncio.shield(remote.close())
+            raise
+        return remote
 
     async def _connect(self, path: Path) -> Client:
         assert self._process is not None
@@ -243,7 +256,7 @@ class EngineProcess:
         """Restarts the child whenever it dies, later and later, until `max_crashes` in a row."""
         while True:
             assert self._process is not None
-            code = await self._process.wait()
+            code = await self._end(self._process)
             self._up.clear()
             if self._remote is not None:
                 await asyncio.shield(self._remote.close())  # cancelled halfway, it could not be closed again
@@ -259,6 +272,25 @@ class EngineProcess:
             except (HonedError, OSError) as error:
                 log("engine.restart_failed", error=str(error))
                 await self._kill()
+
+    async def _end(self, process: asyncio.subprocess.Process) -> int:
+        """Waits for the child's end, and brings it about when the child stalls; its exit code."""
+        guard = asyncio.create_task(self._guard(process))
+        try:
+            return await process.wait()
+        finally:
+            guard.cancel()
+
+    async def _guard(self, process: asyncio.subprocess.Process) -> None:
+        if self._remote is None or process.returncode is not None:
+            return
+        try:
+            reason = await until_stalled(self._remote.status, self._stall_seconds)
+        except HonedError as error:  # it hung up: dead, or as good as
+            reason = str(error)
+        if process.returncode is None:
+            log("engine.stalled", pid=process.pid, reason=reason)
+            _kill_group(process)
 
     def _give_up(self, code: int) -> None:
         self._broken = (
@@ -278,8 +310,7 @@ class EngineProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), 5.0)
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process)
             await process.wait()
 
     def _tail(self) -> str:
@@ -289,6 +320,12 @@ class EngineProcess:
                 return file.read().decode(errors="replace").strip()
         except OSError:
             return "(no log)"
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    """SIGKILL, which a stopped process gets too."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _dies_with(parent: int, niceness: int) -> Any:

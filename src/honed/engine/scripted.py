@@ -44,6 +44,8 @@ class ScriptedSettings(Settings):
     """Versions whose files pretend to fail their digest."""
     context: int = 4096
     """Longest sequence (prompt and output) in tokens."""
+    stall_seconds: float = 60.0
+    """As the local engine's: silence after which its process is killed."""
 
 
 class Decoder(Protocol):

@@ -28,3 +28,6 @@ class EngineSettings(Settings):
     """Number format of the weights; auto = float32 on a CPU, bfloat16 elsewhere."""
     prefix: bool = True
     """Whether prompts that begin alike share the work."""
+    stall_seconds: float = Field(default=60.0, gt=0)
+    """An engine process that makes no progress for this long while there is work is killed, and a new one begins. More
+    than the longest step; reading weights doesn't count."""
