@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from honed.engine.fleet import Fleet
+from honed.engine.process import EngineProcess
 from honed.engine.scripted import ByteRenderer, ScriptedEngine, ScriptedSettings
 from honed.engine.token_model import TokenModel
 from honed.errors import EngineError, NotFound, StoreError
@@ -180,3 +184,79 @@ async def test_a_replica_with_no_version_that_can_be_loaded_serves_the_base_that
     release(store, 2, 0)
     assert await fleet.follow() is True
     assert fleet.version_of(LINE) == "support@2"
+
+
+async def test_a_version_that_the_engine_lost_is_loaded_again(store: Store) -> None:
+    fleet = fleet_of(store)
+    release(store, 1, 0)
+    await fleet.follow()
+    await fleet.engine.unload("support@1")
+    assert await fleet.follow() is False
+    assert fleet.version_of(LINE) == "support@1"
+    assert (await fleet.engine.status()).versions == ("support@1",)
+
+
+@pytest.mark.parametrize("taken_back", [False, True])
+async def test_a_version_that_became_corrupt_is_replaced_by_the_last_good_one(store: Store, taken_back: bool) -> None:
+    """As when a release is bad at its first load; never by a version that the watch took back."""
+    fleet = fleet_of(store)
+    for number in (1, 2, 3):
+        release(store, number, number - 1)
+        await fleet.follow()
+    if taken_back:
+        back = msgspec.structs.replace(release(store, 2, 3), id="release_back", kind="rollback")
+        store.releases.put(back)
+        await fleet.follow()
+    lost = fleet.serving
+    assert isinstance(fleet.engine, ScriptedEngine)
+    fleet.engine.settings = ScriptedSettings(corrupt=(lost,))
+    await fleet.engine.unload(lost)
+    assert await fleet.follow() is False
+    assert fleet.version_of(LINE) == ("support@1" if taken_back else "support@2")
+    with pytest.raises(NotFound):
+        fleet.pinned(lost)
+    model = TokenModel(fleet.engine, ByteRenderer(), fleet.version_of)
+    hello = Message(role="user", content="hello")
+    turn = await model.reply(Call(id="t", messages=(hello,), line=LINE, sampling=Sampling(max_tokens=20)))
+    assert turn.versions[0].version == fleet.serving
+    release(store, 4, 3)
+    assert await fleet.follow() is True
+    assert fleet.version_of(LINE) == "support@4"
+
+
+async def test_an_engine_that_gave_up_is_a_problem_and_one_that_restarts_is_none(store: Store) -> None:
+    fleet = fleet_of(store)
+    real = fleet.engine
+    for error, problem in ((EngineError("stays down"), "stays down"), (EngineError("soon", retryable=True), "")):
+        fleet.engine = Away(real, "status", error)  # type: ignore[assignment]
+        with pytest.raises(EngineError):
+            await fleet.follow()
+        assert fleet.problem == problem
+
+
+async def test_a_child_that_comes_back_without_what_serves_falls_back(
+    store: Store, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A real child, killed; meanwhile the files of what serves have become corrupt."""
+    folder = tmp_path_factory.mktemp("e")
+    source = folder / "corrupt"
+    source.write_text("")
+    tests = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    engine = EngineProcess(
+        str(source), {}, folder=folder / "run", log_path=folder / "e.log", module="engine.rotting_worker",
+        backoff_seconds=0.01, environment={"PYTHONPATH": tests},
+    )  # fmt: skip
+    await engine.start()
+    fleet = Fleet(engine, store, LINE, "replica-1")
+    for number in (1, 2):
+        release(store, number, number - 1)
+        await fleet.follow()
+    source.write_text("support@2")
+    os.kill(engine.pid, signal.SIGKILL)
+    await asyncio.sleep(0.05)
+    following = asyncio.create_task(fleet.run(0.01))
+    while fleet.serving != "support@1":  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    following.cancel()
+    assert (await engine.status()).versions == ("support@1",)
+    await engine.close()
