@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,6 +22,8 @@ from crash.test_gateway import start
 from api.served import LINE, Served, serving
 from honed.api.serve import _kept_up
 from honed.engine.scripted import ScriptedSettings
+from honed.errors import EngineError
+from honed.protocols import EngineStatus
 from honed.record import Drainer
 from honed.store import open_store
 
@@ -127,6 +131,8 @@ async def test_a_model_is_found_by_its_name(served: Served) -> None:
 
 
 async def test_what_serves_and_is_not_in_the_engine_is_the_servers_fault_and_no_unknown_model(served: Served) -> None:
+    served.fleet.engine = Away(EngineError("restarting", retryable=True))  # type: ignore[assignment]
+    await asyncio.sleep(0.1)  # a look of the fleet that had begun would put things right
     served.fleet.serving = "support@5"
     async with httpx.AsyncClient(base_url=served.url) as http_:
         answer = await http_.post("/v1/chat/completions", json=ask())
@@ -222,3 +228,54 @@ async def test_what_runs_beside_the_server_is_begun_again_when_it_fails() -> Non
 
     await _kept_up(flaky, pause_seconds=0.0)
     assert tries == 3
+
+
+async def test_an_engine_that_gave_up_is_an_unhealthy_gateway_with_the_reason(served: Served) -> None:
+    async with httpx.AsyncClient(base_url=served.url) as http_:
+        assert (await http_.get("/healthz")).json()["status"] == "ok"
+        served.fleet.engine = Away(EngineError("it died five times"))  # type: ignore[assignment]
+
+        async def is_failing() -> bool:
+            return (await http_.get("/healthz")).status_code == 503
+
+        await eventually(is_failing)
+        assert (await http_.get("/healthz")).json()["reason"] == "it died five times"
+
+
+class Away:
+    """An engine that answers nothing but `error`."""
+
+    def __init__(self, error: EngineError) -> None:
+        self._error = error
+
+    async def status(self) -> EngineStatus:
+        raise self._error
+
+
+async def test_a_gateway_whose_engine_stays_down_ends_with_code_1_and_says_why(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    root = tmp_path_factory.mktemp("g")
+    (root / "honed.toml").write_text('[model]\nsource = "scripted"\nline = "support"\n[serve]\nport = 0\n')
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from honed.cli import main; main()"),
+        *("serve", "--config", str(root / "honed.toml")),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "HONED_LOG": "off"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert b"honed serves" in await process.stdout.readline()
+    killing = asyncio.create_task(kill_every_engine(process.pid))
+    _, errors = await process.communicate()
+    await killing
+    assert process.returncode == 1
+    assert "stays down" in errors.decode()
+    assert "Traceback" not in errors.decode()
+
+
+async def kill_every_engine(gateway: int) -> None:
+    """Until the gateway ends."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while True:
+            for child in psutil.Process(gateway).children():
+                child.kill()
+            await asyncio.sleep(0.02)

@@ -35,15 +35,18 @@ def _model(name: str, version: str) -> dict[str, Any]:
 
 
 async def health(gateway: Gateway, request: Request) -> Response:
-    """GET /healthz: alive, and what serves."""
+    """GET /healthz: alive, and what serves; 503 with the reason when nothing can be served any more."""
+    problem = gateway.fleet.problem
     return JSONResponse(
         {
-            "status": "ok",
+            "status": "failed" if problem else "ok",
+            "reason": problem,
             "line": gateway.fleet.line,
             "version": gateway.fleet.serving,
             "capture_backlog_bytes": gateway.drainer.backlog_bytes,
             "capture_dropped": gateway.capture.dropped,
-        }
+        },
+        503 if problem else 200,
     )
 
 

@@ -16,10 +16,11 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Serving(Protocol):
-    """What the routes need to know of the fleet."""
+    """What the routes need to know of the fleet. `problem`: why nothing can be served any more, or ""."""
 
     line: str
     serving: str
+    problem: str
 
     def version_of(self, line: str) -> str: ...
     def pinned(self, version: str) -> str: ...

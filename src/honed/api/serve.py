@@ -12,10 +12,12 @@ import uvicorn
 
 from honed.api.app import build
 from honed.api.gateway import Gateway
-from honed.errors import HonedError
+from honed.errors import EngineError, HonedError
 from honed.log import log
 
 RESTART_SECONDS = 1.0
+PROBLEM_SECONDS = 1.0
+"""How often the fleet is asked whether it can serve; for about as long /healthz says why it can't."""
 
 
 async def serve(
@@ -26,7 +28,8 @@ async def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT; running requests end, and the capture log is drained, before it returns.
 
-    `background` are the coroutines that run beside it (fleet, drainer, watch). `ready` is told the port.
+    `background` are the coroutines that run beside it (fleet, drainer, watch). `ready` is told the port. Raises
+    EngineError, after the same end, when the fleet says that nothing can be served any more: a supervisor begins anew.
     """
     settings = gateway.settings
     config = uvicorn.Config(
@@ -36,16 +39,18 @@ async def serve(
     server = uvicorn.Server(config)
     _outlive_signals()
     tasks = [asyncio.create_task(_kept_up(run)) for run in background]
-    announce = asyncio.create_task(_announce(server, ready))
+    asides = [asyncio.create_task(_announce(server, ready)), asyncio.create_task(_end_on_problem(server, gateway))]
     try:
         await server.serve()
     finally:
-        for task in (*tasks, announce):
+        for task in (*tasks, *asides):
             task.cancel()
-        await asyncio.gather(*tasks, announce, return_exceptions=True)
+        await asyncio.gather(*tasks, *asides, return_exceptions=True)
         gateway.capture.close()
         with contextlib.suppress(HonedError, OSError):
             await asyncio.to_thread(gateway.drainer.drain_once)
+    if gateway.fleet.problem:
+        raise EngineError(gateway.fleet.problem)
 
 
 async def _kept_up(run: Callable[[], Coroutine[Any, Any, None]], pause_seconds: float = RESTART_SECONDS) -> None:
@@ -63,6 +68,13 @@ def _outlive_signals() -> None:
     with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread: nobody sends signals there
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, lambda: None)
+
+
+async def _end_on_problem(server: uvicorn.Server, gateway: Gateway) -> None:
+    while not gateway.fleet.problem:  # noqa: ASYNC110 (it may come and go again)
+        await asyncio.sleep(PROBLEM_SECONDS)
+    log("serve.giving_up", reason=gateway.fleet.problem)
+    server.should_exit = True
 
 
 async def _announce(server: uvicorn.Server, ready: Callable[[int], None] | None) -> None:
