@@ -12,7 +12,7 @@ import pytest
 
 from honed.economics.meter import Meter
 from honed.economics.prices import load_book
-from honed.errors import ConfigError, EngineError, Refused, StoreError
+from honed.errors import ConfigError, EngineError, NotFound, Refused, StoreError, UserError
 from honed.loop.capture import CaptureSettings
 from honed.loop.gate import GateSettings
 from honed.loop.lessons import LearnSettings, Phase
@@ -310,7 +310,18 @@ async def test_the_loop_runs_until_it_is_told_to_stop_and_survives_a_dead_learne
     assert [(report.ended, report.resumed) for report in reports] == [("promoted", True)]
 
 
-async def test_a_wrong_config_ends_the_loop(tmp_path: Path) -> None:
-    loop: Loop = await failing_line(tmp_path, maker=None)
-    with pytest.raises(ConfigError, match=r"curate\.maker is empty"):
-        await run_forever(loop, stop=asyncio.Event())
+@pytest.mark.parametrize("error", [ConfigError("curate.maker is empty"), NotFound("no such task")])
+async def test_what_a_running_loop_refuses_is_said_and_does_not_end_it(tmp_path: Path, error: UserError) -> None:
+    """A refusal that ended the loop with code 2 would end serving with it."""
+    told, stop = list[str](), asyncio.Event()
+
+    def on_event(event: str, fields: dict[str, Any]) -> None:
+        told.append(f"{event}: {fields.get('reason')}")
+        stop.set()
+
+    def drain() -> int:
+        raise error
+
+    loop: Loop = dataclasses.replace(await failing_line(tmp_path), drain=drain, on_event=on_event)
+    await run_forever(loop, stop=stop)
+    assert told == [f"turn.refused: {error}"]

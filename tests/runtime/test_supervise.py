@@ -20,6 +20,16 @@ lives.write('up\\n'); lives.flush(); lives.seek(0)
 if len(lives.readlines()) < 3: sys.exit(1)
 time.sleep(600)
 """
+REFUSES = "import sys\nopen(sys.argv[1], 'a').write('up\\n')\nsys.exit(2)"
+REFUSES_LATER = """
+import sys, time
+lives = open(sys.argv[1], 'a+')
+lives.write('up\\n'); lives.flush(); lives.seek(0)
+num_lives = len(lives.readlines())
+if num_lives == 1: sys.exit(1)
+if num_lives < 4: sys.exit(2)
+time.sleep(600)
+"""
 
 
 def python(program: str, *args: Path) -> list[str]:
@@ -55,6 +65,35 @@ async def test_a_wrong_config_ends_both_with_code_2(tmp_path: Path) -> None:
     supervisor = Supervisor(commands)
     assert await supervisor.run() == 2
     assert not psutil.pid_exists(supervisor.pids["serve"])
+
+
+async def test_a_loop_that_refuses_later_is_started_again_and_never_ends_serving(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    commands = {"serve": python(STAYS, one), "run": python(REFUSES_LATER, other)}
+    supervisor = Supervisor(commands, backoff_seconds=0.01)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: lives(other) == 4)
+    assert psutil.pid_exists(supervisor.pids["serve"])
+    assert supervisor.num_restarts == {"serve": 0, "run": 3}
+    supervisor.stop()
+    assert await running == 0
+
+
+async def test_a_loop_that_refuses_after_it_ran_for_long_is_started_again(tmp_path: Path) -> None:
+    commands = {"serve": python(STAYS, tmp_path / "one"), "run": python(REFUSES, tmp_path / "other")}
+    supervisor = Supervisor(commands, backoff_seconds=0.01, stable_seconds=0.0)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: lives(tmp_path / "other") == 2)
+    supervisor.stop()
+    assert await running == 0
+
+
+async def test_a_gateway_that_refuses_its_config_ends_both_at_any_time(tmp_path: Path) -> None:
+    commands = {"serve": python(REFUSES_LATER, tmp_path / "one"), "run": python(STAYS, tmp_path / "other")}
+    supervisor = Supervisor(commands, backoff_seconds=0.01)
+    assert await supervisor.run() == 2
+    assert not psutil.pid_exists(supervisor.pids["run"])
+    assert lives(tmp_path / "one") == 2
 
 
 async def test_a_child_that_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:

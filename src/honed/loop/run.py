@@ -16,7 +16,7 @@ import msgspec
 
 from honed import codec
 from honed.economics.meter import restate
-from honed.errors import ConfigError, EngineError, HonedError, Refused, StoreError
+from honed.errors import EngineError, HonedError, Refused, StoreError, UserError
 from honed.log import bind, log
 from honed.loop import judge, lessons, planning
 from honed.loop.deploy import deploy
@@ -65,8 +65,8 @@ async def run_once(loop: Loop, given: Given | None = None) -> TurnReport:
 async def run_forever(
     loop: Loop, *, stop: asyncio.Event, on_report: Callable[[TurnReport], None] | None = None
 ) -> None:
-    """Turns until `stop` is set. A lost learner or store is retried with growing waits; a turn that is refused waits
-    for new traffic; a wrong config is raised."""
+    """Turns until `stop` is set. A lost learner or store is retried with growing waits; a turn that is refused, by its
+    config too, is said and waits for new traffic or a new config: the loop runs beside serving, which must go on."""
     failed = 0
     while not stop.is_set():
         wait = loop.run.poll_seconds
@@ -76,9 +76,7 @@ async def run_forever(
             if on_report is not None and report.ended != "idle":
                 on_report(report)
             wait = wait if report.ended == "idle" else 0.0
-        except ConfigError:
-            raise
-        except Refused as error:
+        except UserError as error:
             wait = max(wait, REFUSED_SECONDS)
             log("turn.refused", line=loop.line, reason=str(error))
             loop.on_event("turn.refused", {"reason": str(error)})

@@ -1,6 +1,7 @@
 """`honed up`: the gateway and the loop as two children of one supervisor, which serves and learns nothing itself.
 
-A child that dies is started again, later and later while it keeps dying; the other one is not touched. SIGTERM and
+A child that dies is started again, later and later while it keeps dying; the other one is not touched. A config that
+either of them refuses at its first start ends both. SIGTERM and
 SIGINT are passed on, and the supervisor ends when both children have.
 """
 
@@ -12,7 +13,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from honed.log import log
@@ -26,20 +27,22 @@ _PR_SET_PDEATHSIG = 1
 class Supervisor:
     """Keeps named commands running until it is told to stop.
 
-    A command that ends with code 2 (a wrong config) is not started again: both are ended and the code is returned. One
-    that lived for `stable_seconds` begins again with the first, short wait.
+    Code 2 (a wrong config) of a command that has only just been started for the first time, or of one in `vital` at any
+    time, ends all of them and is returned. Later the others are started again whatever they say: learning must not stop
+    serving. One that lived for `stable_seconds` begins again with the first, short wait.
     """
 
     def __init__(
         self,
         commands: Mapping[str, Sequence[str]],
         *,
+        vital: Collection[str] = ("serve",),
         backoff_seconds: float = 0.5,
         max_backoff_seconds: float = 30.0,
         stable_seconds: float = STABLE_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
-        self._commands = commands
+        self._commands, self._vital = commands, vital
         self._backoff, self._max_backoff = backoff_seconds, max_backoff_seconds
         self._stable, self._grace = stable_seconds, grace_seconds
         self._stop = asyncio.Event()
@@ -63,12 +66,14 @@ class Supervisor:
             code = await self._once(name, command)
             if self._stop.is_set():
                 return
-            if code == WRONG_USAGE:
+            lived = asyncio.get_running_loop().time() - started
+            is_starting = not self.num_restarts[name] and lived < self._stable
+            if code == WRONG_USAGE and (is_starting or name in self._vital):
                 log("up.gave_up", child=name, code=code)
                 self._code = code
                 self._stop.set()
                 return
-            if asyncio.get_running_loop().time() - started >= self._stable:
+            if lived >= self._stable:
                 wait = self._backoff
             log("up.restarting", child=name, code=code, in_seconds=wait)
             self.num_restarts[name] += 1
