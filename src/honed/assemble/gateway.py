@@ -74,18 +74,31 @@ def _charge(meter: Meter) -> Callable[[Turn], None]:
     return charge
 
 
-async def _keep_books(meter: Meter, records: Store, interval_seconds: float = 1.0) -> None:
+async def _keep_books(meter: Meter, records: Store, interval_seconds: float = 1.0, flush_seconds: float = 10.0) -> None:
     """Moves what serving cost into the ledger, a second late at most. A store that is away gets it later, and never
-    holds up the event loop."""
+    holds up the event loop. At the end the store is asked for `flush_seconds`; what it refuses until then is lost, and
+    the log says how much."""
     owed: list[Entry] = []
+
+    async def pay() -> bool:
+        owed.extend(meter.drain())
+        try:
+            await asyncio.to_thread(records.ledger.add, tuple(owed))  # an entry that was added already is left alone
+        except HonedError as error:
+            log("books.waiting", error=str(error), entries=len(owed))
+            return False
+        owed.clear()
+        return True
+
     try:
         while True:
             await asyncio.sleep(interval_seconds)
-            owed += meter.drain()
-            try:
-                await asyncio.to_thread(records.ledger.add, tuple(owed))
-                owed = []
-            except HonedError as error:
-                log("books.waiting", error=str(error), entries=len(owed))
+            await pay()
     finally:
-        records.ledger.add([*owed, *meter.drain()])
+        try:
+            async with asyncio.timeout(flush_seconds):
+                while not await pay():  # noqa: ASYNC110 (a locked store has no event)
+                    await asyncio.sleep(min(interval_seconds, 0.1))
+        except TimeoutError:
+            seconds, dollars = sum(entry.seconds for entry in owed), sum(entry.dollars or 0.0 for entry in owed)
+            log("books.lost", entries=len(owed), seconds=seconds, dollars=dollars)
