@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from model.folders import write_directory
 
 from engine.test_local import eventually
 from engine.tiny import tiny
@@ -81,7 +82,7 @@ async def test_the_child_serves_until_it_is_asked_to_stop(tmp_path: Path) -> Non
     engine = await connect(tmp_path / "s")
     status = await engine.status()
     assert status.pid == process.pid
-    assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 3
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 3)
     chunks = [c async for c in engine.submit(Request(id="a", ids=IDS, sampling=Sampling(max_tokens=9)))]
     assert chunks[-1].finish == "stop"
     process.send_signal(signal.SIGTERM)
@@ -109,6 +110,26 @@ async def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
         await asyncio.sleep(0.02)
     assert not alive(child)
     await engine.close()
+
+
+async def test_the_child_s_threads_sleep_when_they_have_nothing_to_do(tmp_path: Path) -> None:
+    """OpenMP reads its environment once, when torch is loaded, and says here what it read."""
+    write_directory(tmp_path / "model")
+    environment = {**os.environ, "OMP_DISPLAY_ENV": "true", "OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "7"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "honed.engine.worker", "--source", str(tmp_path / "model")),
+        *("--socket", str(tmp_path / "s"), "--settings", '{"threads": 2}'),
+        stderr=asyncio.subprocess.PIPE, env=environment,
+    )  # fmt: skip
+    assert process.stderr is not None
+    said: list[str] = []
+    async for line in process.stderr:
+        said += [line.decode()]
+        if b"END" in line:
+            process.kill()
+    await process.wait()
+    assert any("OMP_WAIT_POLICY = 'PASSIVE'" in line for line in said), said
+    assert any("OMP_NUM_THREADS = '2'" in line for line in said), said
 
 
 def alive(pid: int) -> bool:

@@ -116,3 +116,14 @@ def test_the_size_of_an_adapter() -> None:
     _, serving = made()
     adapter = lay_out(serving, Adapter("a@1", "", "k"), {"layer.o_proj": (torch.zeros(4, 48), torch.zeros(24, 4))}, 1.0)
     assert adapter.num_bytes == 4 * (4 * 48 + 24 * 4)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a torch without oneDNN has nothing to pack for")
+def test_products_are_packed_on_a_cpu_in_fp32_and_in_no_other_format() -> None:
+    """Without the packing everything still works, at up to twice the time: nothing else would tell."""
+    assert torch.ops.mkldnn._reorder_linear_weight
+    _, serving = made()
+    assert {product.packed for product in serving.products.values()} == {True}
+    assert all(product.weight.is_mkldnn for product in serving.products.values())
+    halves = serving_copy(Model().to(torch.bfloat16))
+    assert {product.packed for product in halves.products.values()} == {False}

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from honed.errors import ConfigError, CorruptData, NotFound, Refused
-from honed.model.load import MANIFEST, load, prepare
+from honed.model.load import MANIFEST, _dtype, load, prepare
 from honed.text import load_renderer
 from honed.types import Message
 
@@ -215,3 +215,17 @@ def test_a_hub_name_without_a_network_is_not_found(cache: Path) -> None:
         [sys.executable, "-c", program, str(cache)], capture_output=True, text=True, env=environment, check=False
     )
     assert "HF_HUB_OFFLINE is set" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "expected"),
+    [
+        ("auto", "cpu", "float32"),
+        ("auto", "cuda", "bfloat16"),
+        ("auto", "cuda:1", "bfloat16"),
+        ("float16", "cpu", "float16"),
+        ("float32", "cuda", "float32"),
+    ],
+)
+def test_the_number_format_follows_the_device_where_nobody_says(dtype: str, device: str, expected: str) -> None:
+    assert _dtype(dtype, device) == expected

@@ -57,7 +57,10 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def child(source: Path, room: Path) -> AsyncIterator[LocalLearner]:
     place = runtime(source, room)
-    yield await place.learner()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OMP_DISPLAY_ENV", "true")  # OpenMP says in the child's log what it was told
+        found = await place.learner()
+    yield found
     await place.close()
 
 
@@ -223,6 +226,26 @@ async def test_the_child_is_niced_and_its_socket_is_hidden(learner: LocalLearner
     assert os.getpriority(os.PRIO_PROCESS, learner.pid) >= 5
     assert list((room / "run").iterdir()) == []
     assert (room / "run").stat().st_mode & 0o777 == 0o700
+
+
+async def test_the_child_s_threads_sleep_when_they_have_nothing_to_do(learner: LocalLearner, room: Path) -> None:
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in (room / "log" / "learner.log").read_text()
+
+
+async def test_a_child_that_is_stopped_is_killed_and_its_calls_fail_as_retryable(tmp_path: Path) -> None:
+    settings = LearnerSettings(blobs=str(tmp_path), niceness=0, engine=EngineSettings(stall_seconds=1.6))
+    tests = str(Path(__file__).parents[1])
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]))
+        place = LocalRuntime(
+            "fake", settings, folder=tmp_path / "run", log_path=tmp_path / "log", module="crash.fake_learner"
+        )
+        learner = await place.learner()
+    os.kill(learner.pid, signal.SIGSTOP)
+    with pytest.raises(EngineError, match="died with code -9") as error:
+        await learner.trainer.step(1e-3)
+    assert error.value.retryable
+    await place.close()
 
 
 async def test_gather_keeps_order_bounds_and_cancels(tmp_path: Path) -> None:

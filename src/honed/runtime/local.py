@@ -1,7 +1,8 @@
 """This machine as the place to run: one learner child a turn of the loop, spoken to over a Unix socket. No torch here.
 
 The child's death fails the calls in flight with EngineError(retryable=True) that quotes its log; the loop asks for a
-new learner and goes on from its last snapshot.
+new learner and goes on from its last snapshot. A child that stalls is killed; a pass of the trainer may take as long as
+it likes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from honed.engine.process import MAX_SOCKET_PATH_BYTES, RemoteEngine
-from honed.errors import ConfigError, EngineError
+from honed.engine.stall import until_stalled
+from honed.errors import ConfigError, EngineError, HonedError
 from honed.log import log
 from honed.protocols import Job, Loss, Snapshot, StepResult
 from honed.rpc import Client
@@ -70,7 +72,7 @@ class LocalRuntime:
             raise
         finally:
             path.unlink(missing_ok=True)  # connected, or never will be
-        learner = LocalLearner(child, client)
+        learner = LocalLearner(child, client, self._settings.engine.stall_seconds)
         self._learners.append(learner)
         log("learner.up", pid=child.pid)
         return learner
@@ -159,9 +161,14 @@ class Child:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), GRACE_SECONDS)
         if self._process.returncode is None:
+            self.kill()
+            await self._process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL of its group, if it has not ended."""
+        if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
 
     def tail(self) -> str:
         """The end of what this child wrote."""
@@ -235,10 +242,11 @@ class RemoteTrainer:
 class LocalLearner:
     """Implements protocols.Learner: proxies of the trainer and the engine in one child."""
 
-    def __init__(self, child: Child, client: LearnerClient) -> None:
+    def __init__(self, child: Child, client: LearnerClient, stall_seconds: float) -> None:
         self._child, self._client = child, client
         self.trainer = RemoteTrainer(client)
         self.engine = RemoteEngine(client)
+        self._guard = asyncio.create_task(self._kill_when_stalled(stall_seconds))
 
     @property
     def pid(self) -> int:
@@ -247,5 +255,12 @@ class LocalLearner:
 
     async def close(self) -> None:
         """Hangs up and ends the child."""
+        self._guard.cancel()
         await self._client.close()
         await self._child.end()
+
+    async def _kill_when_stalled(self, seconds: float) -> None:
+        with contextlib.suppress(HonedError):  # it died: whoever calls it learns of that
+            reason = await until_stalled(self.engine.status, seconds)
+            log("learner.stalled", pid=self.pid, reason=reason)
+            self._child.kill()
