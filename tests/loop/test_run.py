@@ -14,6 +14,7 @@ from honed.economics.meter import Meter
 from honed.economics.prices import load_book
 from honed.errors import ConfigError, EngineError, NotFound, Refused, StoreError, UserError
 from honed.loop.capture import CaptureSettings
+from honed.loop.curate import CurateSettings
 from honed.loop.gate import GateSettings
 from honed.loop.lessons import LearnSettings, Phase
 from honed.loop.rollout import Rollouts
@@ -77,6 +78,18 @@ async def test_provenance_runs_back_to_the_customer_by_keys_alone(tmp_path: Path
     assert origins == {"production"}
     taught = next(iter(sources))
     assert report.version in loop.store.versions.taught_by(taught)
+
+
+async def test_a_replayed_success_is_no_failure_that_taught(tmp_path: Path) -> None:
+    loop = await failing_line(tmp_path, curate=CurateSettings(probe_attempts=4, replay=6))
+    report = await run_once(loop)
+    versions, traces = loop.store.versions, loop.store.traces
+    replayed = {id for id, _, _ in versions.sources(report.version, role="replay")}
+    assert len(replayed) == 6
+    assert {traces.get(id).turns[0].reply.content for id in replayed} == {"right"}
+    failures = {source for _, _, source in versions.sources(report.version) if source}
+    assert failures
+    assert all(traces.get(id).signals for id in failures)
 
 
 async def test_a_second_turn_has_nothing_to_do(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from honed.errors import ConfigError, StoreError
 from honed.store import Store, open_store
 from honed.store.migrate import known_revisions
 from honed.store.schema import HEAD, metadata
+from honed.types import Version
 
 from .nouns import captured, said, trace
 
@@ -63,6 +64,27 @@ def test_the_migrations_make_the_schema_that_the_code_reads(store: Store) -> Non
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
         assert connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all() == [HEAD]
     assert HEAD in known_revisions()
+
+
+def test_what_older_versions_learned_from_gets_its_role(store: Store) -> None:
+    store.traces.capture([captured("t1", "thanks")], "log", 1)
+    store.traces.put(trace("shown", origin="demonstration"))
+    store.traces.put(trace("attempt"))
+    ids = ["attempt", "gone", "shown", "thanks"]
+    store.versions.put(Version(line="support", number=1), {"practice": ids})
+    root = store.root
+    store.close()
+    with closing(sqlite3.connect(root / "honed.db")) as connection:
+        connection.execute("ALTER TABLE version_data DROP COLUMN role")
+        connection.execute("UPDATE alembic_version SET version_num = '0001'")
+        connection.commit()
+    with open_store(None, root) as again:
+        roles = {
+            id: role
+            for role in ("demonstration", "replay", "practice")
+            for id, _, _ in again.versions.sources("support@1", role=role)
+        }
+    assert roles == {"attempt": "practice", "gone": "practice", "shown": "demonstration", "thanks": "replay"}
 
 
 @pytest.mark.parametrize("form", ["sqlite:///{path}", "{path}"])

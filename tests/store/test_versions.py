@@ -30,8 +30,8 @@ def test_find_and_get(store: Store) -> None:
 
 
 def test_a_number_is_taken_once(store: Store) -> None:
-    store.versions.put(version(1), traces=["a"])
-    store.versions.put(version(1), traces=["a"])
+    store.versions.put(version(1), {"practice": ["a"]})
+    store.versions.put(version(1), {"practice": ["a"]})
     with pytest.raises(Refused, match="support@1 exists"):
         store.versions.put(version(1, recipe="another"))
 
@@ -42,23 +42,35 @@ def test_lineage_goes_down_to_the_base(store: Store) -> None:
     assert [one.id for one in store.versions.lineage("support@3")] == ["support@3", "support@1", "support@0"]
 
 
-def test_sources_lead_to_the_production_traces(store: Store) -> None:
-    store.traces.capture([captured("t1", "complaint"), captured("t2", "corrected")], "log", 1)
+def test_sources_lead_to_the_production_failures(store: Store) -> None:
+    store.traces.capture([captured("t1", "complaint"), captured("t2", "thanks")], "log", 1)
     store.tasks.put([task("from-complaint", source="complaint"), task("made", source="generator:orders")])
     store.traces.put(trace("attempt", task="from-complaint"))
     store.traces.put(trace("exercise", task="made"))
-    store.versions.put(version(1), traces=["attempt", "exercise", "corrected", "gone"])
-    store.versions.put(version(2), traces=["attempt"])
+    store.traces.put(trace("shown", task="from-complaint", origin="demonstration"))
+    practice = ["attempt", "exercise", "gone"]
+    store.versions.put(version(1), {"demonstration": ["shown"], "replay": ["thanks"], "practice": practice})
+    store.versions.put(version(2), {"practice": ["attempt"]})
     assert store.versions.sources("support@1") == [
         ("attempt", "from-complaint", "complaint"),
-        ("corrected", None, "corrected"),
         ("exercise", "made", None),
         ("gone", None, None),
+        ("shown", "from-complaint", "complaint"),
+        ("thanks", None, None),  # it went well: rehearsed, and no failure that taught
     ]
+    assert store.versions.sources("support@1", role="replay") == [("thanks", None, None)]
+    assert store.versions.sources("support@1", role="demonstration") == [("shown", "from-complaint", "complaint")]
+    assert [id for id, _, _ in store.versions.sources("support@1", role="practice")] == practice
     assert store.versions.sources("support@9") == []
     assert store.versions.taught_by("complaint") == ["support@1", "support@2"]
-    assert store.versions.taught_by("corrected") == ["support@1"]
+    assert store.versions.taught_by("thanks") == ["support@1"]
     assert store.versions.taught_by("nothing") == []
+
+
+def test_a_trace_has_the_first_role_that_is_given(store: Store) -> None:
+    store.versions.put(version(1), {"demonstration": ["a"], "practice": ["a", "b"]})
+    assert [id for id, _, _ in store.versions.sources("support@1", role="demonstration")] == ["a"]
+    assert [id for id, _, _ in store.versions.sources("support@1", role="practice")] == ["b"]
 
 
 def test_verdicts(store: Store) -> None:

@@ -26,6 +26,7 @@ from honed.loop.lessons import PROBE_STEP, LearnSettings, Measured, Phase, Plan,
 from honed.loop.rollout import OnEvent, Rollouts, is_flat, judged, silent
 from honed.protocols import Algorithm, Engine, Snapshot, StepResult, Trainer
 from honed.store import Store
+from honed.store.versions import Role
 from honed.types import Group, Sample, Task, Version
 
 Save = Callable[[Progress], Awaitable[None]]
@@ -196,7 +197,9 @@ class _Learning:
         snapshot = await self.lesson.trainer.snapshot(f"versions/{plan.line}/{plan.number}")
         rows = await asyncio.to_thread(self.store.groups.list, plan.run)
         practised = [trace.id for step, _, group in rows if step != PROBE_STEP for trace in group.traces]
-        ids = [*plan.imitated, *practised] if self.settings.imitate else practised
+        taught: dict[Role, Sequence[str]] = {"practice": practised}
+        if self.settings.imitate:
+            taught = {"demonstration": plan.demonstrations, "replay": plan.replay, **taught}
         version = Version(
             line=plan.line,
             number=plan.number,
@@ -207,10 +210,10 @@ class _Learning:
             digest=snapshot.digest,
             optimiser=snapshot.optimiser,
             recipe=plan.recipe,
-            data=codec.digest(ids),
+            data=codec.digest([id for ids in taught.values() for id in ids]),
             at=plan.until,
         )
-        await asyncio.to_thread(self.store.versions.put, version, ids)
+        await asyncio.to_thread(self.store.versions.put, version, taught)
         self._tell("learn.version", version=version.id, digest=version.digest)
         return version
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration's revision: what this code reads and writes."""
 
 metadata = sa.MetaData(
@@ -170,7 +170,12 @@ versions = sa.Table(
 )
 
 version_data = sa.Table(
-    "version_data", metadata, _text("version", key=True), _text("trace", key=True), sa.Index(None, "trace")
+    "version_data",
+    metadata,
+    _text("version", key=True),
+    _text("trace", key=True),
+    sa.Column("role", sa.Text, nullable=False, server_default="practice"),
+    sa.Index(None, "trace"),
 )
 
 verdicts = sa.Table(

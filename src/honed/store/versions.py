@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import sqlalchemy as sa
 
@@ -12,6 +13,9 @@ from honed.store.database import Database, insert_new
 from honed.store.schema import tasks, traces, verdicts, version_data, versions
 from honed.types import Verdict, Version
 
+Role = Literal["demonstration", "replay", "practice"]
+"""What a trace was to a version: shown by a person, a production success rehearsed, or an attempt at a task."""
+
 
 class Versions:
     """Points of every line's history. Number 0 is the base model and exists without a row."""
@@ -19,8 +23,8 @@ class Versions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def put(self, version: Version, traces: Sequence[str] = ()) -> None:
-        """Stores a version with the ids of the traces it learned from; survives a power cut once it returns.
+    def put(self, version: Version, taught: Mapping[Role, Sequence[str]] | None = None) -> None:
+        """Stores a version with the ids of the traces it learned from, by role; survives a power cut once it returns.
 
         Putting the same version again does nothing; raises Refused for another one under a number that is taken.
         """
@@ -38,8 +42,9 @@ class Versions:
                 stored = connection.execute(sa.select(versions.c.body).where(versions.c.id == version.id)).scalar_one()
                 if codec.decode(stored, Version) != version:
                     raise Refused(f"{version.id} exists with other contents; take the next number of the line.")
-            data = [{"version": version.id, "trace": id} for id in dict.fromkeys(traces)]
-            insert_new(connection, version_data, data)
+            data = {id: role for role, ids in reversed((taught or {}).items()) for id in ids}
+            rows = [{"version": version.id, "trace": id, "role": role} for id, role in data.items()]
+            insert_new(connection, version_data, rows)
 
         self._database.write(work, durable=True)
 
@@ -74,20 +79,15 @@ class Versions:
             found.append(self.get(found[-1].line, found[-1].parent))
         return found
 
-    def sources(self, version_id: str) -> list[tuple[str, str | None, str | None]]:
-        """(trace id, task id, source trace id): which production traces taught a version, through which tasks.
+    def sources(self, version_id: str, *, role: Role | None = None) -> list[tuple[str, str | None, str | None]]:
+        """(trace id, task id, source trace id): what taught a version, and which production failure was behind it.
 
-        The source is the trace that the task came from, the trace itself where production taught directly (a
-        correction), and None where a generator made the task.
+        The source is the trace that the task came from, and None where a generator made the task or where a success
+        was replayed. `role` narrows to what the traces were.
         """
         origin = traces.alias("origin")
-        is_production = traces.c.origin == "production"
         query = (
-            sa.select(
-                version_data.c.trace,
-                traces.c.task,
-                sa.case((is_production, traces.c.id), else_=origin.c.id).label("source"),
-            )
+            sa.select(version_data.c.trace, traces.c.task, origin.c.id.label("source"))
             .select_from(version_data)
             .outerjoin(traces, traces.c.id == version_data.c.trace)
             .outerjoin(tasks, tasks.c.id == traces.c.task)
@@ -95,6 +95,8 @@ class Versions:
             .where(version_data.c.version == version_id)
             .order_by(version_data.c.trace)
         )
+        if role is not None:
+            query = query.where(version_data.c.role == role)
         with self._database.read() as connection:
             return [(row.trace, row.task, row.source) for row in connection.execute(query)]
 
