@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from honed import codec
 from honed.loop import curate
 from honed.loop.curate import CurateSettings, keep_distinct
+from honed.loop.demonstrations import demonstrate
 from honed.store import Store, open_store
 from honed.testing import RENDERER, FakeEngine, fake_task, make_fake_task
-from honed.types import Fault, Group, Score, Task, Trace
+from honed.types import Fault, Group, Message, Score, Task, Trace, Version
 
 from .road import LINE, traffic
 
@@ -80,21 +83,72 @@ async def test_a_maker_that_raises_loses_one_conversation_only(tmp_path: Path) -
 def test_the_same_words_in_another_dress_are_one_task() -> None:
     aside: Counter[str] = Counter()
     tasks = [fake_task(text, key=text) for text in ("refund order 7 please", "refund  ORDER 7, please!", "refund it")]
-    assert keep_distinct(tasks, [], 0.9, aside) == [tasks[0], tasks[2]]
+    assert keep_distinct(tasks, 0.9, aside) == [tasks[0], tasks[2]]
     assert aside == {"repeats another task": 1}
 
 
 def test_different_numbers_are_different_tasks() -> None:
     tasks = [fake_task(f"refund order {i} please") for i in range(5)]
-    assert keep_distinct(tasks, [], 0.9, Counter()) == tasks
+    assert keep_distinct(tasks, 0.9, Counter()) == tasks
 
 
-def test_nothing_near_a_held_out_task_is_practised() -> None:
-    aside: Counter[str] = Counter()
-    sealed = fake_task("refund order 7 please", split="holdout")
-    near = fake_task("refund order 7, please!!", split="train")
-    assert keep_distinct([near], [sealed], 0.9, aside) == []
-    assert aside == {"near a held-out task": 1}
+async def test_nothing_near_a_held_out_task_is_practised_or_imitated(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    failed = await failures(store)
+    free = curate.curate(store, failed, make_fake_task, RENDERER, SETTINGS, line=LINE)
+    shown = next(trace for trace in free.demonstrations if trace.task in {task.id for task in free.tasks})
+    text = store.tasks.get(shown.task or "").prompt[0].content or ""
+    store.tasks.put([fake_task(f"{text}!!", split="holdout")])
+    found = curate.curate(store, failed, make_fake_task, RENDERER, SETTINGS, line=LINE)
+    assert found.set_aside["near a held-out task"] == 1
+    assert {task.id for task in free.tasks} - {task.id for task in found.tasks} == {shown.task}
+    assert {t.id for t in free.demonstrations} - {t.id for t in found.demonstrations} == {shown.id}
+
+
+async def test_what_repeats_another_task_is_still_imitated(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    texts = ["refund case 3 of item 21 now", "nothing", "refund case 3, of item 21: now!"]
+    assert codec.split_of(texts[0]) == codec.split_of(texts[2]) == "train"
+    failed = await traffic(store, FakeEngine({"refund": 0.0}), texts, version=f"{LINE}@0", at=1.0)
+    refunds = [failed[0], failed[2]]
+    found = curate.curate(store, refunds, make_fake_task, RENDERER, SETTINGS, line=LINE)
+    assert (len(found.tasks), found.set_aside) == (1, {"repeats another task": 1})
+    assert {trace.tags["source"] for trace in found.demonstrations} == {trace.id for trace in refunds}
+
+
+async def test_nothing_near_a_held_out_task_is_replayed(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    texts = [f"order case {i} of item {i * 7} now" for i in range(20)]
+    await traffic(store, FakeEngine({"order": 1.0}), texts, version=f"{LINE}@0", at=1.0)
+    capture, settings = curate.CaptureSettings(), CurateSettings(replay=40)
+    free = curate.replay(store, make_fake_task, capture, settings, line=LINE, since=0.0)
+    text = free[0].turns[0].added[0].content or ""
+    store.tasks.put([fake_task(f"{text}!", split="dev")])
+    assert curate.replay(store, make_fake_task, capture, settings, line=LINE, since=0.0) == free[1:]
+
+
+@pytest.mark.parametrize("role", ["task", "demonstration", "replay"])
+async def test_what_was_learned_is_never_held_out_afterwards(tmp_path: Path, role: str) -> None:
+    store = open_store(None, tmp_path)
+    texts = [f"refund case {i} of item {i * 7} now" for i in range(60)]
+    traces = await traffic(store, FakeEngine({"refund": 0.5}), texts, version=f"{LINE}@0", at=1.0)
+    settings = CurateSettings(holdout_per_kind=8)
+    sample = partial(curate.sample_holdout, store, ["refund"], make_fake_task, settings, line=LINE, since=0.0)
+    free = sample()
+    assert len(free) == 8
+    learned = free[0]
+    source = next(trace for trace in traces if trace.turns[0].added == learned.prompt)
+    if role == "task":
+        store.tasks.put([fake_task(f"{learned.prompt[0].content}!", split="train")])
+    elif role == "replay":
+        store.versions.put(Version(line=LINE, number=1), {"replay": [source.id]})
+    else:
+        shown = (Message(role="assistant", content="right"),)
+        trace = demonstrate(RENDERER, learned.prompt, (), shown, line=LINE, tags={"source": source.id}, at=1.0)
+        store.traces.put(trace)
+        store.versions.put(Version(line=LINE, number=1), {"demonstration": [trace.id]})
+    assert learned.id not in {task.id for task in sample()}
+    assert len(sample()) == 8  # another one takes its place
 
 
 def test_jaccard_against_hand_computed() -> None:

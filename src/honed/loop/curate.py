@@ -16,16 +16,18 @@ from pydantic import Field
 
 from honed import codec
 from honed.config import Settings
-from honed.errors import HonedError
+from honed.errors import HonedError, NotFound
 from honed.log import log
 from honed.loop import demonstrations
 from honed.loop.capture import CaptureSettings
 from honed.loop.demonstrations import Encoder
 from honed.protocols import TaskMaker
 from honed.store import Store
+from honed.store.versions import Role
 from honed.types import Feedback, Group, Noun, Task, Trace
 
 WORD = re.compile(r"\w+")
+IMITATED: tuple[Role, ...] = ("demonstration", "replay")
 
 
 class CurateSettings(Settings):
@@ -78,7 +80,8 @@ def curate(
 ) -> Curated:
     """Makes tasks and demonstrations of the failures and puts them into the store; idempotent.
 
-    Only failures whose key falls in the train split are practised or imitated. `renderer` None makes no demonstrations.
+    Only failures whose key falls in the train split, and that are near no held-out task, are practised or imitated.
+    `renderer` None makes no demonstrations.
     """
     aside: Counter[str] = Counter()
     made = [(trace, task) for trace in failures if (task := make(maker, trace, settings)) is not None]
@@ -86,15 +89,17 @@ def curate(
     kinds = Counter(task.kind for _, task in made)
     holdout = sample_holdout(store, sorted(kinds), maker, settings, line=line, since=since)
     store.tasks.put(holdout)
-    sealed = [*store.tasks.list(split="holdout"), *store.tasks.list(split="dev")]
     train = [(trace, task) for trace, task in made if task.split == "train"]
     aside["its key is held out"] += len(made) - len(train)
-    kept = keep_distinct([task for _, task in train], sealed, settings.similarity, aside)
+    fence = sealed(store, settings)
+    clear = [(trace, task) for trace, task in train if not fence.near(task)]
+    aside["near a held-out task"] += len(train) - len(clear)
+    kept = keep_distinct([task for _, task in clear], settings.similarity, aside)
     store.tasks.put(kept)
     for task in kept:
         if store.tasks.state(task.id) in ("always", "never"):
             store.tasks.set_state(task.id, "ready", "it failed in production again")
-    shown = demonstrate(store, train, kept, renderer) if renderer is not None else []
+    shown = demonstrate(store, clear, kept, renderer) if renderer is not None else []
     aside = Counter({reason: count for reason, count in aside.items() if count})
     log("curate.done", line=line, tasks=len(kept), demonstrations=len(shown), holdout=len(holdout), **kinds)
     return Curated(
@@ -116,26 +121,55 @@ def make(maker: TaskMaker, trace: Trace, settings: CurateSettings) -> Task | Non
     return msgspec.structs.replace(task, id=codec.task_id(task), split=split)
 
 
-def keep_distinct(
-    tasks: Iterable[Task], sealed: Iterable[Task], similarity: float, set_aside: Counter[str]
-) -> list[Task]:
-    """Drops what repeats an earlier task, and what is near to a sealed (held-out) one; counts both by reason."""
-    fences: dict[str, list[frozenset[str]]] = {}
-    for task in sealed:
-        fences.setdefault(task.kind, []).append(shingles(task))
+class Fence:
+    """Tasks that others of their kind must not come near."""
+
+    def __init__(self, tasks: Iterable[Task], similarity: float) -> None:
+        self._similarity = similarity
+        self._words: dict[str, list[frozenset[str]]] = {}
+        for task in tasks:
+            self.add(task)
+
+    def add(self, task: Task) -> None:
+        """Fences one more task."""
+        self._words.setdefault(task.kind, []).append(shingles(task))
+
+    def near(self, task: Task) -> bool:
+        """Whether the task is a near-duplicate of one of these."""
+        return near(shingles(task), self._words.get(task.kind, ()), self._similarity)
+
+
+def sealed(store: Store, settings: CurateSettings) -> Fence:
+    """Around all that judges: held-out and dev tasks, retired ones too."""
+    return Fence([*store.tasks.list(split="holdout"), *store.tasks.list(split="dev")], settings.similarity)
+
+
+def learned(store: Store, maker: TaskMaker, settings: CurateSettings, *, line: str) -> Fence:
+    """Around all that the line may have learned: tasks of the train split, and conversations that were imitated."""
+    found = Fence(store.tasks.list(split="train"), settings.similarity)
+    for version in store.versions.list(line):
+        rows = [row for role in IMITATED for row in store.versions.sources(version.id, role=role)]
+        for id, _, _ in rows:
+            try:
+                shown = store.traces.get(id)
+                task = make(maker, store.traces.get(shown.tags.get("source", id)), settings)
+            except NotFound:  # erased, or shown by a person
+                continue
+            if task is not None:
+                found.add(task)
+    return found
+
+
+def keep_distinct(tasks: Iterable[Task], similarity: float, set_aside: Counter[str]) -> list[Task]:
+    """Drops what repeats an earlier task, and counts it."""
     kept: list[Task] = []
-    seen: dict[str, list[frozenset[str]]] = {}
-    ids: set[str] = set()
+    seen = Fence([], similarity)
     for task in tasks:
-        words = shingles(task)
-        if task.id in ids or near(words, seen.get(task.kind, ()), similarity):
+        if seen.near(task):
             set_aside["repeats another task"] += 1
-        elif near(words, fences.get(task.kind, ()), similarity):
-            set_aside["near a held-out task"] += 1
         else:
             kept.append(task)
-            ids.add(task.id)
-            seen.setdefault(task.kind, []).append(words)
+            seen.add(task)
     return kept
 
 
@@ -155,17 +189,21 @@ def near(words: frozenset[str], others: Iterable[frozenset[str]], similarity: fl
 def sample_holdout(
     store: Store, kinds: Sequence[str], maker: TaskMaker, settings: CurateSettings, *, line: str, since: float
 ) -> list[Task]:
-    """Up to `holdout_per_kind` tasks of each kind from live traffic, good or bad, chosen by the hash of their id."""
+    """Up to `holdout_per_kind` tasks of each kind from live traffic, good or bad, chosen by the hash of their id.
+
+    One that is near to anything learned before is refused: it would ask what the candidate has been told.
+    """
     if not settings.holdout_per_kind or not kinds:
         return []
     there = store.tasks.list(split="holdout", suite=settings.holdout_suite)
     have = Counter(task.kind for task in there)
     traffic = store.traces.list(origin="production", line=line, since=since, limit=10_000)
     tasks = {task.id: task for trace in traffic if (task := make(maker, trace, settings)) is not None}
+    open = [tasks[id] for id in sorted(set(tasks) - {task.id for task in there}) if tasks[id].split == "holdout"]
+    fence = learned(store, maker, settings, line=line) if open else Fence([], settings.similarity)
     found = []
-    for id in sorted(set(tasks) - {task.id for task in there}):
-        task = tasks[id]
-        if task.split == "holdout" and task.kind in kinds and have[task.kind] < settings.holdout_per_kind:
+    for task in open:
+        if task.kind in kinds and have[task.kind] < settings.holdout_per_kind and not fence.near(task):
             have[task.kind] += 1
             found.append(msgspec.structs.replace(task, suite=settings.holdout_suite))
     return found
@@ -200,7 +238,8 @@ def _demonstration(renderer: Encoder, trace: Trace, row: Feedback, task: Task | 
 def replay(
     store: Store, maker: TaskMaker, capture: CaptureSettings, settings: CurateSettings, *, line: str, since: float
 ) -> list[Trace]:
-    """Up to `settings.replay` production conversations that went well since then, token-exact, none of them held out.
+    """Up to `settings.replay` production conversations that went well since then, token-exact, none of them held out
+    or near to what is.
 
     Only those of which the maker makes a task: where it makes none (a tool is gone), nobody will ask again. Chosen by
     the hash of their id. They are imitated beside the corrections, against forgetting.
@@ -210,8 +249,13 @@ def replay(
     good = {id for id, _, value, _ in store.feedback.live(line, name=capture.metric, since=since) if value >= 1.0}
     traces = store.traces.list(origin="production", line=line, since=since, limit=10_000)
     fit = [trace for trace in traces if trace.id in good and _exact(trace) and not trace.signals]
-    fit = [trace for trace in fit if (task := make(maker, trace, settings)) is not None and task.split == "train"]
-    return sorted(fit, key=lambda trace: codec.digest(trace.id))[: settings.replay]
+    fence = sealed(store, settings)
+    found: list[Trace] = []
+    for trace in sorted(fit, key=lambda trace: codec.digest(trace.id)):
+        task = make(maker, trace, settings) if len(found) < settings.replay else None
+        if task is not None and task.split == "train" and not fence.near(task):
+            found.append(trace)
+    return found
 
 
 def _exact(trace: Trace) -> bool:

@@ -42,7 +42,7 @@ class Versions:
                 stored = connection.execute(sa.select(versions.c.body).where(versions.c.id == version.id)).scalar_one()
                 if codec.decode(stored, Version) != version:
                     raise Refused(f"{version.id} exists with other contents; take the next number of the line.")
-            data = {id: role for role, ids in reversed((taught or {}).items()) for id in ids}
+            data = {id: role for role, ids in reversed(list((taught or {}).items())) for id in ids}
             rows = [{"version": version.id, "trace": id, "role": role} for id, role in data.items()]
             insert_new(connection, version_data, rows)
 
