@@ -6,6 +6,7 @@ HonedError
 │   ├── BadRequest              an API request; carries `param`
 │   ├── NotFound                an id, a name or a plug-in that does not exist
 │   └── Refused                 a legal request that would only lose data or money
+│       └── NothingLearned      a turn of the loop had nothing to learn from
 ├── CorruptData                 a file or row that fails its digest or does not parse
 ├── StoreError                  the database is newer, locked by another loop, or unreachable
 ├── EngineError                 the engine died or refused; `retryable` says whether to ask again
@@ -41,6 +42,10 @@ class NotFound(UserError):
 
 class Refused(UserError):
     """A legal request that would only lose data or waste money."""
+
+
+class NothingLearned(Refused):
+    """No demonstration, and no group of different scores: a version would be its parent."""
 
 
 class CorruptData(HonedError):

@@ -16,7 +16,7 @@ from honed.algo.grpo import AnchoredGrpo, Grpo, ProximalGrpo
 from honed.algo.sft import Sft
 from honed.economics.meter import Meter
 from honed.economics.prices import load_book
-from honed.errors import Refused
+from honed.errors import NothingLearned
 from honed.loop.curate import CurateSettings
 from honed.loop.learn import Lesson, learn
 from honed.loop.lessons import LearnSettings, Phase, Plan, Progress
@@ -190,7 +190,7 @@ async def test_groups_that_all_score_alike_are_redrawn_a_bounded_number_of_times
     store, saved = open_store(None, tmp_path), Saved()
     settings = SETTINGS.model_copy(update={"steps": 9, "max_redraws": 2, "max_skipped": 2, "imitate": False})
     lesson = await lesson_of(store, tmp_path, 0.0, settings=settings, curate=CurateSettings(probe_attempts=0))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(NothingLearned) as caught:
         await learn(lesson, plan_of(store), Progress(), saved)
     assert "nothing could be learned" in str(caught.value)
     assert "fake with says_right" in str(caught.value)

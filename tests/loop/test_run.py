@@ -307,6 +307,27 @@ async def test_nothing_to_learn_ends_the_turn_and_spends_the_failures(tmp_path: 
     assert (await run_once(loop)).ended == "idle"
 
 
+async def test_a_refusal_in_learning_keeps_the_turn_its_failures_and_its_snapshots(tmp_path: Path) -> None:
+    """Another number of attempts under the same recipe: the stored groups are not what the plan wants."""
+    learn = LearnSettings(imitate=False, steps=3, groups_per_step=4, group_size=4)
+    loop = await failing_line(tmp_path, learn=learn)
+    runtime = FlakyRuntime(tmp_path / "blobs", {"order": 0.6, "refund": 0.2})
+    Flaky.deaths[0] = 2
+    with pytest.raises(EngineError):
+        await run_once(dataclasses.replace(loop, runtime=runtime))
+    before = loop.store.jobs.get(LINE, "turn")
+    cursor = loop.store.jobs.get(LINE, "cursor")
+    other = dataclasses.replace(loop, learn=loop.learn.model_copy(update={"group_size": 3}))
+    with pytest.raises(Refused, match="and the plan wants 3 at"):
+        await run_once(other)
+    assert loop.store.jobs.get(LINE, "turn") == before
+    assert loop.store.jobs.get(LINE, "cursor") == cursor
+    assert Path(before["progress"]["snapshot"]["uri"]).exists()
+    report = await run_once(loop)
+    assert report.resumed
+    assert report.version == f"{LINE}@1"
+
+
 async def test_the_loop_runs_until_it_is_told_to_stop_and_survives_a_dead_learner(tmp_path: Path) -> None:
     loop = await failing_line(tmp_path)
     settings = loop.run.model_copy(update={"poll_seconds": 0.01, "retry_seconds": 0.01})

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from honed import codec
-from honed.errors import Refused
+from honed.errors import NothingLearned
 from honed.log import log
 from honed.loop import curate, lessons
 from honed.loop.buffer import Buffer
@@ -54,8 +54,9 @@ class Lesson:
 async def learn(lesson: Lesson, plan: Plan, progress: Progress, save: Save) -> tuple[Version, Progress]:
     """Learns what is left of the plan after `progress`, saving after every snapshot, and stores the new Version.
 
-    Raises Refused when nothing at all could be learned (no demonstration, and no group with two different scores), and
-    EngineError(retryable=True) when the learner died: call again with the last saved progress and a new learner.
+    Raises NothingLearned without a demonstration or a group with two different scores, Refused when the store holds
+    something else than the plan wants, and EngineError(retryable=True) when the learner died: call again with the last
+    saved progress and a new learner.
     """
     return await _Learning(lesson, plan, progress, save).run()
 
@@ -80,7 +81,7 @@ class _Learning:
         await self._practise()
         await self._measure("practice")
         if not self.progress.applied:
-            raise Refused(
+            raise NothingLearned(
                 f"nothing could be learned for {self.plan.line}@{self.plan.number}: {len(self.plan.imitated)} "
                 f"demonstrations, {self.progress.skipped} steps of practice without a group of different scores. "
                 + " ".join(self.progress.notes)

@@ -16,7 +16,7 @@ import msgspec
 
 from honed import codec
 from honed.economics.meter import restate
-from honed.errors import EngineError, HonedError, Refused, StoreError, UserError
+from honed.errors import ConfigError, EngineError, HonedError, NothingLearned, Refused, StoreError, UserError
 from honed.log import bind, log
 from honed.loop import judge, lessons, planning
 from honed.loop.deploy import deploy
@@ -166,7 +166,7 @@ async def _learn(loop: Loop, job: Job, learner: Learner, rollouts: Rollouts) -> 
 
     try:
         version, progress = await learn(lesson, job.plan, job.progress, save)
-    except Refused as error:
+    except NothingLearned as error:  # any other refusal leaves the turn as it is, to be mended or abandoned
         await _close(loop, job)
         return report_of(job, "unlearned", reasons=(str(error),))
     manifest = codec.to_json({"version": version, "plan": job.plan, **loop.manifest})
