@@ -37,6 +37,41 @@ def sleeps(*args: Any) -> Score:
     return Score(value=1.0)
 
 
+def spins(task: Any, trace: Any, outcome: Any, sandbox: Any) -> Score:
+    spin(outcome.state["seconds"])
+    return Score(value=1.0)
+
+
+def spins_and_raises(*args: Any) -> Score:
+    spin(args[2].state["seconds"])
+    raise KeyError("no such order")
+
+
+def spins_in_a_child(*args: Any) -> Score:
+    code = f"import time\nwhile time.process_time() < {args[2].state['seconds']}: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return Score(value=1.0)
+
+
+def spins_on(*args: Any) -> Score:
+    while True:
+        pass
+
+
+async def async_spins(*args: Any) -> Score:
+    for _ in range(4):
+        spin(args[2].state["seconds"] / 4)
+        await asyncio.sleep(0)
+    return Score(value=1.0)
+
+
+def spin(seconds: float) -> None:
+    """Takes that many CPU seconds of this thread."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
 def backtracks(*args: Any) -> Score:
     return Score(value=float(re.fullmatch(r"(a+)+", "a" * 60 + "b") is not None))
 

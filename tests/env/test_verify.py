@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,35 @@ async def test_an_outcome_that_is_no_json_is_an_error_of_its_own(host: VerifierH
     with pytest.raises(VerifierError, match="JSON-able"):
         await ask(host, "scores", value=2**80)
     assert (await ask(host, "scores", value=1.0)).value == 1.0
+
+
+async def spent_by(host: VerifierHost, name: str, seconds: float, timeout_seconds: float = 30.0) -> float:
+    told: list[float] = []
+    question = (f"env.judges:{name}", TASK, TRACE, Outcome(state={"seconds": seconds}), None)
+    with contextlib.suppress(VerifierError):
+        await host.score(*question, timeout_seconds=timeout_seconds, on_spent=told.append)
+    (spent,) = told
+    return spent
+
+
+@pytest.mark.parametrize("name", ["spins", "spins_and_raises", "async_spins"])
+async def test_each_verifier_is_charged_its_own_cpu_seconds_however_many_run(name: str) -> None:
+    host = VerifierHost(processes=2)
+    try:
+        spent = await asyncio.gather(*(spent_by(host, name, 0.1) for _ in range(6)))
+    finally:
+        await host.close()
+    # By this process's clock each of six at once would seem to take what all take, or nothing at all.
+    assert min(spent) >= 0.1
+    assert statistics.median(spent) < 0.2  # a child's first one imports the verifier as well
+
+
+async def test_what_a_verifier_started_is_charged_to_it(host: VerifierHost) -> None:
+    assert await spent_by(host, "spins_in_a_child", 0.2) >= 0.2
+
+
+async def test_a_verifier_that_was_killed_is_charged_what_it_took(host: VerifierHost) -> None:
+    assert await spent_by(host, "spins_on", 0.0, timeout_seconds=0.5) > 0.05
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import statistics
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from honed.algo.grpo import Grpo
 from honed.economics.meter import Meter
 from honed.economics.prices import DevicePrice, PriceBook
+from honed.env.verify import VerifierHost
 from honed.errors import BadRequest, EngineError, VerifierError
 from honed.loop.rollout import Rollouts, is_flat, judged, seed_of
 from honed.protocols import Environment, Outcome, Sandbox, Session
@@ -254,6 +258,30 @@ async def test_spend_is_charged_by_what_became_of_it() -> None:
     entries = [entry for entry in meter.drain() if entry.activity == "generate"]
     assert [entry.outcome for entry in entries] == ["zero_variance"] * 4
     assert all(entry.dollars == pytest.approx(0.001 * 6) for entry in entries)  # 6 tokens at 1 ms, a dollar a second
+
+
+async def test_verifying_is_charged_by_what_each_verifier_took() -> None:
+    learner, _ = await engine_of(1.0)
+    meter, host = Meter(PriceBook(), line=LINE), VerifierHost(processes=2)
+    rollouts = dataclasses.replace(rollouts_of(learner, Spinning()), meter=meter, scorer=host)
+    task = msgspec.structs.replace(TASK, verifier="env.judges:spins")
+    try:
+        await practise(rollouts, [task], 8)
+    finally:
+        await host.close()
+    seconds = [entry.seconds for entry in meter.drain() if entry.activity == "verify"]
+    assert len(seconds) == 8
+    assert min(seconds) >= 0.05
+    assert statistics.median(seconds) < 0.1  # a child's first one imports the verifier as well
+
+
+class Spinning(FakeEnvironment):
+    """Its outcome asks the verifier to spin."""
+
+    async def run(self, task: Task, session: Session, sandbox: Sandbox | None) -> Outcome:
+        """One question, one answer."""
+        outcome = await super().run(task, session, sandbox)
+        return msgspec.structs.replace(outcome, state={"seconds": 0.05})
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:

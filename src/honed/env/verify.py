@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import math
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 import msgspec
+import psutil
 
 from honed import codec, plugins
 from honed.env.verify_worker import Answer, Question, checked
@@ -22,6 +25,12 @@ from honed.protocols import Outcome, Sandbox
 from honed.types import Score, Task, Trace
 
 MAX_ANSWER_BYTES = 64 << 20
+OnSpent = Callable[[float], None]
+"""Is told the CPU seconds that a verifier took, also of one that failed or was killed."""
+
+
+def untold(seconds: float) -> None:
+    """An OnSpent that tells nobody."""
 
 
 class VerifierHost:
@@ -42,15 +51,20 @@ class VerifierHost:
         sandbox: Sandbox | None,
         *,
         timeout_seconds: float,
+        on_spent: OnSpent = untold,
     ) -> Score:
         """The verifier's score; its `verifier` is filled in where it was left empty.
 
         A sync verifier gets None for its sandbox: it runs in another process. An async one runs in this one and must
-        not block. Raises VerifierError with kind "raised", "timeout", "not_finite" or "died".
+        not block; of its CPU seconds those of tasks that it starts are not seen. Raises VerifierError with kind "raised", "timeout", "not_finite" or "died".
         """
         function = plugins.resolve("verifier", verifier)
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-            score = await _awaited(verifier, function, (task, trace, outcome, sandbox), timeout_seconds)
+            work = _Measured(function(task, trace, outcome, sandbox))
+            try:
+                score = await _awaited(verifier, work, timeout_seconds)
+            finally:
+                on_spent(work.seconds)
         else:
             question = Question(
                 verifier=_target(verifier, function),
@@ -60,7 +74,7 @@ class VerifierHost:
                 outcome=outcome,
                 timeout_seconds=timeout_seconds,
             )
-            score = await self._ask(verifier, question)
+            score = await self._ask(verifier, question, on_spent)
         return _finite(verifier, score)
 
     async def close(self) -> None:
@@ -70,14 +84,15 @@ class VerifierHost:
         for child in list(self._children):
             await self._end(child)
 
-    async def _ask(self, verifier: str, question: Question) -> Score:
+    async def _ask(self, verifier: str, question: Question, on_spent: OnSpent) -> Score:
         data = _encoded(verifier, question)
         async with self._free:
             child = await self._child(verifier)
-            healthy = False
+            healthy, before = False, _cpu_seconds(child.pid)
             try:
                 answer = await asyncio.wait_for(_exchange(child, data), question.timeout_seconds)
                 healthy = True
+                on_spent(answer.seconds)
             except TimeoutError:
                 raise VerifierError(
                     f"the verifier {verifier!r} was killed after {question.timeout_seconds:g} s.", kind="timeout"
@@ -88,6 +103,8 @@ class VerifierHost:
                 if healthy and not self._closed:
                     self._idle.append(child)
                 else:
+                    if not healthy:
+                        on_spent(max(0.0, _cpu_seconds(child.pid, before) - before))
                     await self._end(child)
         if answer.score is None:
             raise VerifierError(f"the verifier {verifier!r} {answer.error}", kind="raised")
@@ -122,10 +139,33 @@ class VerifierHost:
         await child.wait()
 
 
-async def _awaited(verifier: str, function: Callable[..., Any], args: tuple[Any, ...], timeout_seconds: float) -> Score:
+class _Measured:
+    """Awaits a coroutine and counts the CPU seconds of its own steps: those of others between them are not its."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work, self.seconds = work, 0.0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        wake: Callable[[], Any] = functools.partial(self._work.send, None)
+        while True:
+            started = time.thread_time()
+            try:
+                waits_for = wake()
+            except StopIteration as end:
+                return end.value
+            finally:
+                self.seconds += time.thread_time() - started
+            try:
+                sent = yield waits_for
+                wake = functools.partial(self._work.send, sent)
+            except BaseException as error:  # what is thrown in here is the coroutine's to answer
+                wake = functools.partial(self._work.throw, error)
+
+
+async def _awaited(verifier: str, work: _Measured, timeout_seconds: float) -> Score:
     async def guarded() -> Score:
         try:
-            return checked(await function(*args))
+            return checked(await work)
         except (Exception, SystemExit) as error:  # the boundary: a verifier is somebody else's code
             raise VerifierError(f"the verifier {verifier!r} raised {error!r}", kind="raised") from error
 
@@ -138,6 +178,15 @@ async def _awaited(verifier: str, function: Callable[..., Any], args: tuple[Any,
         return running.result()
     finally:
         running.cancel()
+
+
+def _cpu_seconds(pid: int, gone: float = 0.0) -> float:
+    """CPU seconds of a child and of what it has started and waited for, in ticks of the clock; `gone` for one that
+    is no more."""
+    try:
+        return float(sum(psutil.Process(pid).cpu_times()[:4]))
+    except psutil.Error:
+        return gone
 
 
 def _finite(verifier: str, score: Score) -> Score:

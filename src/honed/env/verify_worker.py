@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import Any, BinaryIO
+
+import msgspec
 
 from honed import codec, plugins
 from honed.protocols import Outcome
@@ -33,10 +36,11 @@ class Question(Noun, frozen=True, kw_only=True):
 
 
 class Answer(Noun, frozen=True, kw_only=True):
-    """A score, or what went wrong in the verifier."""
+    """A score, or what went wrong in the verifier; `seconds` are the CPU seconds that it took, children's too."""
 
     score: Score | None = None
     error: str = ""
+    seconds: float = 0.0
 
 
 def checked(score: Any) -> Score:
@@ -60,15 +64,24 @@ def answer(question: Question) -> Answer:
         return Answer(error=f"raised {error!r}")
 
 
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of the children that it has waited for."""
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
+
+
 def main() -> None:
     """Serves questions on stdin."""
     channel: BinaryIO = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     channel.write(READY)
     while len(head := sys.stdin.buffer.read(4)) == 4:
-        question = codec.decode(sys.stdin.buffer.read(int.from_bytes(head, "big")), Question)
+        data = sys.stdin.buffer.read(int.from_bytes(head, "big"))
+        started = cpu_seconds()
+        question = codec.decode(data, Question)
         signal.setitimer(signal.ITIMER_REAL, question.timeout_seconds + GRACE_SECONDS)
-        data = codec.encode(answer(question))
+        found = answer(question)
+        data = codec.encode(msgspec.structs.replace(found, seconds=cpu_seconds() - started))
         signal.setitimer(signal.ITIMER_REAL, 0)
         _write(channel, len(data).to_bytes(4, "big") + data)
 

@@ -62,7 +62,8 @@ class Sessions(Protocol):
 
 
 class Scorer(Protocol):
-    """Runs verifiers with a deadline (env/verify.py). Raises VerifierError."""
+    """Runs verifiers with a deadline (env/verify.py) and tells `on_spent` their CPU seconds, of failed ones too.
+    Raises VerifierError."""
 
     async def score(
         self,
@@ -73,6 +74,7 @@ class Scorer(Protocol):
         sandbox: Sandbox | None,
         *,
         timeout_seconds: float,
+        on_spent: Callable[[float], None],
     ) -> Score: ...
 
 
@@ -205,14 +207,18 @@ class Rollouts:
                 await sandbox.close()
 
     async def _score(self, task: Task, trace: Trace, outcome: Outcome, sandbox: Sandbox | None) -> Score:
-        started = time.process_time()
+        seconds: list[float] = []
+        spent: Spend = "fault"
         try:
-            return await self.scorer.score(
-                task.verifier, task, trace, outcome, sandbox, timeout_seconds=self.settings.verify_timeout_seconds
-            )
+            score = await self.scorer.score(
+                task.verifier, task, trace, outcome, sandbox,
+                timeout_seconds=self.settings.verify_timeout_seconds, on_spent=seconds.append,
+            )  # fmt: skip
+            spent = "used"
+            return score
         finally:
-            if self.meter is not None:
-                self.meter.charge("verify", max(0.0, time.process_time() - started), subject=trace.id, line=self.line)
+            if self.meter is not None and seconds:
+                self.meter.charge("verify", sum(seconds), subject=trace.id, line=self.line, outcome=spent)
 
     def _charge(self, group: Group, origin: Origin) -> None:
         if self.meter is None:
