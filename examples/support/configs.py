@@ -43,16 +43,17 @@ attempts = 1
 hoped_gain = 0.3
 temperature = 0.3
 alpha_policy = "single"
+concurrency = 32
 """
 
 REPAIR = """\
 [tasks]
-suites = ["support.lessons:holdout_after"]
+suites = ["support.lessons:holdout_after", "support.lessons:dev_after"]
 [curate]
 maker = "support.env:task_from_trace"
 max_tasks = 24
 max_demonstrations = 24
-replay = 24
+replay = 32
 holdout_share = 0.0
 dev_share = 0.0
 [sft]
@@ -66,6 +67,7 @@ learning_rate = 5e-5
 steps = 3
 groups_per_step = 8
 group_size = 8
+dev_suites = ["support-changed"]
 seed = {seed}
 [gate]
 target_suites = ["support-changed"]
@@ -74,10 +76,13 @@ attempts = 2
 hoped_gain = 0.3
 margin = 0.15
 temperature = 0.3
+concurrency = 32
 """
 
-BROKEN = REPAIR.replace("learning_rate = 5e-4\npasses = 3", "learning_rate = 0.05\npasses = 2").replace(
-    "steps = 3", "steps = 0"
+BROKEN = (
+    REPAIR.replace("learning_rate = 5e-4\npasses = 3", "learning_rate = 0.05\npasses = 2")
+    .replace("steps = 3", "steps = 0")
+    .replace('dev_suites = ["support-changed"]\n', "")
 )
 """A learning rate a hundred times too high."""
 

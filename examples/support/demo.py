@@ -90,6 +90,8 @@ def _tell(story: Story) -> Gateway:
         bad = story.turn(
             "broken", "a broken candidate", "train", "support.lessons:demonstrations_after", "-c", broken, allowed=(1,)
         )
+        if bad["ended"] != "rejected":
+            raise StageFailed(f"the gate did not reject the broken candidate, it said {bad['ended']}.")
         forced = (
             "versions",
             "release",

@@ -15,7 +15,7 @@ from support.verify import VERIFIER
 
 ENVIRONMENT = "support.env:SupportEnvironment"
 TARGET, GUARD = "support-changed", "support-unchanged"
-HOLDOUT_SEEDS, DEMONSTRATION_SEEDS = 5_000_000, 7_000_000
+HOLDOUT_SEEDS, DEV_SEEDS, DEMONSTRATION_SEEDS = 5_000_000, 6_000_000, 7_000_000
 """Traffic never uses seeds from here on."""
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from honed import codec
 from honed.assemble import Config, ledger_of, load_config, open_store
-from honed.economics.report import LedgerReport
+from honed.economics.report import LedgerReport, VersionCost
 from honed.economics.success import rate_interval
 from honed.store import Store
 from honed.types import SuiteResult, Trace, Verdict
 
 if TYPE_CHECKING:
     from support.demo import Story
+
+SERVED_IN = {"teach": ("before", "after"), "repair": ("repaired", "restored"), "broken": ("forced",)}
+"""The parts of the story in which the version of each turn answered."""
 
 
 def gather(story: Story, machine: dict[str, Any], seconds: float, window: int) -> dict[str, Any]:
@@ -31,7 +36,8 @@ def gather(story: Story, machine: dict[str, Any], seconds: float, window: int) -
             "headline": _headline(story.requests),
             "requests": story.requests,
             "marks": story.marks,
-            "versions": [_version(name, verdicts, ledger) for name in verdicts],
+            "criteria": _criteria(story, verdicts, seconds),
+            "versions": _versions(story, verdicts, ledger),
             "stages": _stages(story),
             "rewards": _rewards(story),
             "verdicts": [_verdict(verdict) for verdict in verdicts.values()],
@@ -45,20 +51,32 @@ def gather(story: Story, machine: dict[str, Any], seconds: float, window: int) -
 
 def summary(demo: dict[str, Any]) -> str:
     """What the terminal shows in the end."""
-    h = demo["headline"]
-    head = f"{'version':<12}{'held-out changed':>26}{'held-out unchanged':>26}{'live':>8}{'$ a success':>14}  verdict"
-    rows = [
-        f"{v['id']:<12}{v['changed']:>26}{v['unchanged']:>26}{v['live']:>8}{v['dollars_per_success']:>14}"
-        f"  {v['decision']}"
-        for v in demo["versions"]
-    ]
-    story = (
+    h, c = demo["headline"], demo["criteria"]
+    live = (
         f"Live success on the changed kinds: {_percent(h['before'])} before, {_percent(h['decayed'])} after the tools "
         f"changed, {_percent(h['repaired'])} after one turn of the loop. The others: {_percent(h['others_before'])}, "
         f"{_percent(h['others_decayed'])}, {_percent(h['others_repaired'])}."
     )
+    held_out = (
+        f"Held-out: {c['gain']['points']:+.0f} points [{c['gain']['low']:+.0f}, {c['gain']['high']:+.0f}] on the "
+        f"changed kinds, {c['guard']['points']:+.0f} on the others (at worst {c['guard']['low']:+.0f}; "
+        f"{-c['guard']['margin']:.0f} is tolerated)."
+    )
+    stages = "; ".join(f"{row['name']} {row['success']}" for row in demo["stages"])
     lineage = "\n".join(f"  {step['title']}" for step in demo["lineage"])
-    return "\n".join([head, *rows, "", story, demo["rollback"], "", "One repaired request:", lineage])
+    parts = [_table(demo["versions"]), "", live, held_out, f"On dev tasks: {stages}.", demo["rollback"]]
+    return "\n".join([*parts, "", "One repaired request:", lineage])
+
+
+def _table(versions: list[dict[str, Any]]) -> str:
+    titles = {
+        "id": "version", "changed": "changed kinds", "unchanged": "other kinds", "live": "live",
+        "tokens_per_success": "tokens/success", "dollars_per_success": "$/success",
+        "intelligence_per_dollar": "successes per $ of training", "decision": "verdict",
+    }  # fmt: skip
+    rows = [titles, *versions]
+    widths = {key: max(len(row[key]) for row in rows) for key in titles}
+    return "\n".join("  ".join(row[key].ljust(width) for key, width in widths.items()).rstrip() for row in rows)
 
 
 def _headline(requests: list[dict[str, Any]]) -> dict[str, float]:
@@ -71,51 +89,81 @@ def _headline(requests: list[dict[str, Any]]) -> dict[str, float]:
     return {**found, **{f"others_{name}": rate(part, False) for name, part in parts.items()}}
 
 
-def _version(name: str, verdicts: dict[str, Verdict], ledger: LedgerReport) -> dict[str, Any]:
-    verdict = verdicts[name]
-    suites = {suite.suite: suite for suite in verdict.suites}
-    served = next((cost for cost in ledger.successes if cost.version == name), None)
-    bought = next((cost for cost in ledger.versions if cost.version == name), None)
-    per_dollar = "" if bought is None or bought.successes_per_dollar is None else (
-        f"{bought.successes_per_dollar:.0f} "
-        f"[{bought.successes_per_dollar_low:.0f}, {bought.successes_per_dollar_high:.0f}]"
-    )  # fmt: skip
-    price = None if served is None else served.dollars_per_success
-    tokens = sum(row.tokens for row in ledger.tokens if row.stage == "serve")
-    successes = sum(cost.num_successes for cost in ledger.successes)
-    return {
-        "id": name,
-        "changed": _suite(suites.get("support-changed")),
-        "unchanged": _suite(suites.get("support-unchanged")),
-        "live": "" if served is None or served.success_rate is None else _percent(served.success_rate),
-        "tokens_per_success": f"{tokens / successes:.0f} (all)" if successes else "",
-        "dollars_per_success": "" if price is None else f"${price:.6f}",
-        "intelligence_per_dollar": per_dollar or (bought.note if bought is not None else ""),
-        "decision": verdict.decision,
-    }  # fmt: skip
+def _versions(story: Story, verdicts: dict[str, Verdict], ledger: LedgerReport) -> list[dict[str, Any]]:
+    """One row a version: held out and live, and what a success costs. Held-out rates are of the tools as they are now,
+    so the first version's are those that it had as the baseline of the second."""
+    held_out: dict[tuple[str, str], SuiteResult] = {}
+    for verdict in verdicts.values():
+        for suite in verdict.suites:
+            held_out[verdict.version, suite.suite] = suite
+            baseline = msgspec.structs.replace(suite, candidate=suite.baseline)
+            held_out.setdefault((verdict.baseline, suite.suite), baseline)
+    rows = []
+    for turn, name in zip(story.turns, verdicts, strict=True):
+        served = next((cost for cost in ledger.successes if cost.version == name), None)
+        bought = next((cost for cost in ledger.versions if cost.version == name), None)
+        price, tokens = (None, None) if served is None else (served.dollars_per_success, served.tokens_per_success)
+        rows.append(
+            {
+                "id": name,
+                "changed": _suite(held_out.get((name, "support-changed"))),
+                "unchanged": _suite(held_out.get((name, "support-unchanged"))),
+                "live": ", then ".join(_live(story.requests, part) for part in SERVED_IN[turn]),
+                "tokens_per_success": "" if tokens is None else f"{tokens:.0f}",
+                "dollars_per_success": "" if price is None else f"${price:.6f}",
+                "intelligence_per_dollar": "" if bought is None else _per_dollar(bought),
+                "decision": verdicts[name].decision,
+            }
+        )
+    return rows
 
 
 def _suite(result: SuiteResult | None) -> str:
     if result is None:
-        return ""
+        return "not run"
     low, high = rate_interval(result.candidate * result.num_tasks, result.num_tasks)
     return f"{_percent(result.candidate)} [{_percent(low)}, {_percent(high)}]"
 
 
+def _live(requests: list[dict[str, Any]], part: str) -> str:
+    mine = [row["success"] for row in requests if row["part"] == part]
+    return _percent(sum(mine) / len(mine)) if mine else "none"
+
+
+def _per_dollar(bought: VersionCost) -> str:
+    """Held-out successes gained per dollar of post-training, with its interval; or why there is no such figure."""
+    if bought.successes_per_dollar is None:
+        return bought.note
+    low, high = bought.successes_per_dollar_low, bought.successes_per_dollar_high
+    return f"{bought.successes_per_dollar:.0f} [{low:.0f}, {high:.0f}]"
+
+
 def _stages(story: Story) -> list[dict[str, Any]]:
-    """Success on the tasks that the repair practised: live, after SFT on corrections (the probe), at the last step."""
-    decayed = [row["success"] for row in story.requests if row["part"] == "after" and row["changed"]]
-    rows = [{"name": "live, before the turn", "tasks": len(decayed), "success": _percent(sum(decayed) / len(decayed))}]
-    probe = [event["scores"] for event in story.events if event.get("event") == "learn.group" and event["step"] == 0]
-    if probe:
-        flat = [score for scores in probe for score in scores]
-        rows.append(
-            {"name": "after SFT on corrections", "tasks": len(probe), "success": _percent(sum(flat) / len(flat))}
-        )
-    rewards = story.turns["repair"]["rewards"]
-    if rewards:
-        rows.append({"name": "reward in the last step of practice", "tasks": "", "success": _percent(rewards[-1])})
-    return rows
+    """Success on the same dev tasks before the repair, after SFT on corrections, and after practice."""
+    names = {"nothing": "before", "sft": "after SFT on corrections", "practice": "after practice (GRPO)"}
+    return [
+        {
+            "name": names[row["after"]],
+            "tasks": row["num_tasks"],
+            "success": f"{_percent(row['success'])} [{_percent(row['low'])}, {_percent(row['high'])}]",
+        }
+        for row in story.turns["repair"]["measured"]
+    ]
+
+
+def _criteria(story: Story, verdicts: dict[str, Verdict], seconds: float) -> dict[str, Any]:
+    """What the story is to show, each with its figure: a gain of 30 points on the changed kinds with an interval above
+    0, no fall of the others beyond the margin, a rejected and a taken-back version, and all in 25 minutes."""
+    suites = {suite.role: suite for suite in verdicts[story.turns["repair"]["version"]].suites}
+    target, guard = suites["target"], suites["guard"]
+    return {
+        "gain": {"points": 100 * target.gain, "low": 100 * target.low, "high": 100 * target.high},
+        "gain_met": target.gain >= 0.3 and target.low > 0,
+        "guard": {"points": 100 * guard.gain, "low": 100 * guard.low, "margin": 100 * guard.margin},
+        "guard_met": guard.low > -guard.margin,
+        "minutes": seconds / 60,
+        "minutes_met": seconds <= 25 * 60,
+    }
 
 
 def _rewards(story: Story) -> list[dict[str, Any]]:

@@ -21,7 +21,9 @@ def write_report(demo: dict[str, Any], path: Path) -> None:
     ]
     demo = {**demo, "verdicts": verdicts}
     drawn = {"success": success_plot(demo), "spend": plots.spend(_spend_rows(demo)), "reward": _reward_plot(demo)}
-    page = pages.get_template("report.html.j2").render(demo=demo, plots=drawn, headline=headline(demo))
+    page = pages.get_template("report.html.j2").render(
+        demo=demo, plots=drawn, headline=headline(demo), criteria=criteria_rows(demo["criteria"])
+    )
     path.write_text(page, encoding="utf-8")
 
 
@@ -38,6 +40,28 @@ def success_plot(demo: dict[str, Any]) -> str:
         curves[name] = [(float(index), mean) for (index, _), mean in zip(points, means, strict=True)]
     marks = [(float(mark["request"]), mark["label"]) for mark in demo["marks"]]
     return plots.over_time(curves, marks, x_label="requests", end=float(len(demo["requests"])))
+
+
+def criteria_rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the run was to show, what it showed, and whether that is enough."""
+    gain, guard = found["gain"], found["guard"]
+    return [
+        {
+            "wanted": "held out, the repaired version gains 30 points on the changed kinds, its interval above 0",
+            "found": f"{gain['points']:+.1f} points [{gain['low']:+.1f}, {gain['high']:+.1f}]",
+            "met": found["gain_met"],
+        },
+        {
+            "wanted": f"the other kinds lose no more than {guard['margin']:.0f} points",
+            "found": f"{guard['points']:+.1f} points, at worst {guard['low']:+.1f}",
+            "met": found["guard_met"],
+        },
+        {
+            "wanted": "all of it in 25 minutes on two cores",
+            "found": f"{found['minutes']:.1f} minutes",
+            "met": found["minutes_met"],
+        },
+    ]
 
 
 def headline(demo: dict[str, Any]) -> str:

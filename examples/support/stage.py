@@ -18,7 +18,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from honed.errors import HonedError
 
 EXAMPLES = Path(__file__).parents[1]
-STEPS = {"learn.imitated": ("step", "of"), "learn.practised": ("step", "of"), "gate.progress": ("done", "of")}
+STEPS = {
+    "learn.imitated": ("step", "of"),
+    "learn.practised": ("step", "of"),
+    "gate.progress": ("done", "of"),
+    "evaluate.progress": ("done", "of"),
+}
 
 
 class StageFailed(HonedError):

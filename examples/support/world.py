@@ -1,7 +1,7 @@
 """The agent's world: what its tools are in each era, and what they answer. Everything follows from a case's seed.
 
 Three kinds of request never change. Three do: the parcel tool is renamed, cancelling needs a reason, refunds are
-counted in cents, and the policy's number of days for a refund doubles.
+counted in cents, and by the policy money comes back in two weeks instead of one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from honed.types import Message, Noun, Tool, ToolCall
 Era = Literal["before", "after"]
 KINDS = ("order", "cancel", "refund", "parcel", "hotel", "baggage")
 CHANGED = frozenset({"cancel", "refund", "parcel"})
-REFUND_DAYS: dict[Era, int] = {"before": 5, "after": 10}
+REFUND_TIME: dict[Era, str] = {"before": "one week", "after": "two weeks"}
+"""The policy. In words: a small model takes a number in its instructions for an argument of other calls."""
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 CITIES = ("Lyon", "Oslo", "Porto", "Milan", "Ghent", "Krakow", "Bern", "Malaga", "Turin", "Leeds")
@@ -80,22 +81,22 @@ class Case(Noun, frozen=True, kw_only=True):
 
 
 def tools(era: Era) -> tuple[Tool, ...]:
-    """What the agent may call in an era."""
+    """What the agent may call in an era. What stays comes first, so that it reads the same before and after."""
     after = era == "after"
     reason = {"reason": {"enum": list(REASONS)}} if after else {}
     return (
         _tool("get_order", "status of an order", order_id="string"),
-        _tool("cancel_order", "cancels an order", order_id="string", **reason),
-        _tool("refund", "pays money back", order_id="string", amount="integer:cents" if after else "integer:dollars"),
-        _tool("locate_shipment" if after else "track_parcel", "where a parcel is", parcel_id="string"),
         _tool("change_hotel", "changes a booking", booking_id="string", nights="integer"),
         _tool("baggage_fee", "fee for a bag", flight="string", kg="integer"),
+        _tool("locate_shipment" if after else "track_parcel", "where a parcel is", parcel_id="string"),
+        _tool("cancel_order", "cancels an order", order_id="string", **reason),
+        _tool("refund", "pays money back", order_id="string", amount="integer:cents" if after else "integer:dollars"),
     )
 
 
 def system(era: Era) -> str:
     """The agent's instructions in an era."""
-    policy = f"Policy: refunds take {REFUND_DAYS[era]} days."
+    policy = f"Policy: money comes back in {REFUND_TIME[era]}."
     return f"You are a support agent. Use a tool, then answer in one sentence. {policy}"
 
 
@@ -167,10 +168,10 @@ def _cancel(seed: int, era: Era, draw: random.Random) -> Case:
     if draw.random() < 0.2:
         answer = f"Sorry, order {id} was already shipped."
         return _failed(seed, era, "cancel", request, "cancel_order", arguments, "already shipped", answer, id)
-    days = f"{REFUND_DAYS[era]} days"
-    answer = f"Order {id} is cancelled, {dollars} dollars come back in {days}."
+    time = REFUND_TIME[era]
+    answer = f"Order {id} is cancelled, {dollars} dollars come back in {time}."
     return _case(
-        seed, era, "cancel", request, "cancel_order", arguments, {"refund": dollars}, answer, id, str(dollars), days
+        seed, era, "cancel", request, "cancel_order", arguments, {"refund": dollars}, answer, id, str(dollars), time
     )
 
 
@@ -181,9 +182,9 @@ def _refund(seed: int, era: Era, draw: random.Random) -> Case:
     if draw.random() < 0.2:
         answer = f"Sorry, order {id} was never paid."
         return _failed(seed, era, "refund", request, "refund", arguments, "never paid", answer, id)
-    days = f"{REFUND_DAYS[era]} days"
-    answer = f"You get {dollars} dollars for order {id} in {days}."
-    return _case(seed, era, "refund", request, "refund", arguments, {"ok": True}, answer, id, str(dollars), days)
+    time = REFUND_TIME[era]
+    answer = f"You get {dollars} dollars for order {id} in {time}."
+    return _case(seed, era, "refund", request, "refund", arguments, {"ok": True}, answer, id, str(dollars), time)
 
 
 def _parcel(seed: int, era: Era, draw: random.Random) -> Case:

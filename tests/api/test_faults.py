@@ -171,7 +171,7 @@ async def test_a_crowd_is_answered_each_with_its_own(tmp_path: Path) -> None:
 
             asked = [f"number {each}" for each in range(number)]
             assert await asyncio.gather(*map(ask, asked)) == asked  # a status of 4xx or 5xx raises
-        metrics = httpx.get(f"{running.url}/metrics").text
+        metrics = (await asyncio.to_thread(httpx.get, f"{running.url}/metrics")).text
         assert f'honed_requests_total{{route="/v1/chat/completions",status="200"}} {number}.0' in metrics
         assert await asyncio.to_thread(running.drain) == number
 

@@ -114,10 +114,10 @@ def test_refunds_are_counted_in_cents() -> None:
 
 def test_the_policy_doubles_the_days() -> None:
     seed = first("refund")
-    assert "5 days" in world.system("before")
-    assert "5 days" in world.case(seed, "before").facts
-    assert "10 days" in world.system("after")
-    assert "10 days" in world.case(seed, "after").facts
+    assert "one week" in world.system("before")
+    assert "one week" in world.case(seed, "before").facts
+    assert "two weeks" in world.system("after")
+    assert "two weeks" in world.case(seed, "after").facts
 
 
 def test_the_right_call_is_compared_by_value() -> None:

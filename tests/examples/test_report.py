@@ -32,7 +32,7 @@ def demo() -> dict[str, Any]:
         "changed": "91 % [80 %, 96 %]",
         "unchanged": "88 %",
         "live": "90 %",
-        "tokens_per_success": "301 (all)",
+        "tokens_per_success": "301",
         "dollars_per_success": "$0.000123",
         "intelligence_per_dollar": "88 [12, 140]",
         "decision": "promote",
@@ -49,7 +49,15 @@ def demo() -> dict[str, Any]:
         "requests": requests,
         "marks": [{"request": 4, "label": NASTY}, {"request": 19, "label": "late"}],
         "versions": [version],
-        "stages": [{"name": "live, before the turn", "tasks": 30, "success": "25 %"}],
+        "criteria": {
+            "gain": {"points": 50.0, "low": 31.0, "high": 70.0},
+            "gain_met": True,
+            "guard": {"points": -20.0, "low": -31.0, "margin": 15.0},
+            "guard_met": False,
+            "minutes": 25.0,
+            "minutes_met": True,
+        },
+        "stages": [{"name": "before", "tasks": 30, "success": "25 %"}],
         "rewards": [{"step": 1, "reward": 0.4, "phase": "practice"}, {"step": 2, "reward": 0.6, "phase": "practice"}],
         "verdicts": [verdict],
         "rollback": "taken back: success fell",
@@ -107,7 +115,8 @@ def tags(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
 def test_the_page_is_well_formed_and_shows_the_figures(tmp_path: Path) -> None:
     report.write_report(demo(), tmp_path / "report.html")
     page = outline((tmp_path / "report.html").read_text())
-    for text in ("fell from 90 % to 25 %", "came back to 88 %", "support@2", "301 (all)", "25.0 minutes", "unpriced",
+    for text in ("fell from 90 % to 25 %", "came back to 88 %", "support@2", "301", "25.0 minutes", "unpriced",
+                 "+50.0 points [+31.0, +70.0]", "-20.0 points, at worst -31.0", "missed",
                  "taken back: success fell", "A customer's request failed", NASTY):  # fmt: skip
         assert text in page.text
     assert page.tags.count("svg") == 4

@@ -187,6 +187,20 @@ async def test_replay_is_what_went_well_and_is_not_held_out(tmp_path: Path) -> N
     assert curate.replay(store, make_fake_task, capture, CurateSettings(), line=LINE, since=0.0) == []
 
 
+async def test_every_kind_is_replayed_alike_however_rare_it_is(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    kinds = ["order"] * 30 + ["refund"] * 30 + ["parcel"] * 10
+    texts = [f"{kind} case {i} of item {i * 7} now" for i, kind in enumerate(kinds)]
+    await traffic(
+        store, FakeEngine(dict.fromkeys(("order", "refund", "parcel"), 1.0)), texts, version=f"{LINE}@0", at=1.0
+    )
+    found = curate.replay(
+        store, make_fake_task, curate.CaptureSettings(), CurateSettings(replay=9), line=LINE, since=0.0
+    )
+    asked = [(trace.turns[0].added[0].content or "").split()[0] for trace in found]
+    assert sorted(asked) == ["order"] * 3 + ["parcel"] * 3 + ["refund"] * 3
+
+
 async def test_conversations_of_which_no_task_is_made_are_not_replayed(tmp_path: Path) -> None:
     store = open_store(None, tmp_path)
     texts = [f"{kind} case {i} of item {i * 7} now" for i in range(20) for kind in ("order", "fax")]

@@ -19,15 +19,17 @@ TOO_FEW = "too few"
 
 class ServedRequest(Noun, frozen=True, kw_only=True):
     """One accepted request: all that it cost (every try; None: unpriced), whether it succeeded (None: nobody looked),
-    and its session."""
+    its session, and the tokens that it read and sampled."""
 
     dollars: float | None
     success: float | None
     session: str
+    tokens: int = 0
 
 
 class SuccessCost(Noun, frozen=True, kw_only=True):
-    """Dollars per verified success over all requests, and its inverse; `low`, `high`: 95 %, None with `note` why.
+    """Dollars and tokens per verified success over all requests, and the first's inverse; `low`, `high`: 95 %, None
+    with `note` why.
 
     Without any success `low` is a one-sided 95 % bound and `dollars_per_success` None.
     """
@@ -43,6 +45,7 @@ class SuccessCost(Noun, frozen=True, kw_only=True):
     low: float | None
     high: float | None
     successes_per_dollar: float | None
+    tokens_per_success: float | None = None
     note: str = ""
 
 
@@ -68,6 +71,7 @@ def served_requests(
             dollars=factor * math.fsum(priced) if costs and len(priced) == len(costs) else None,
             success=successes.get(trace.id),
             session=trace.tags.get("session", trace.id),
+            tokens=sum(turn.usage.prompt + turn.usage.output for turn in trace.turns if turn.usage is not None),
         )
         by_version.setdefault(spans[-1].version if spans else "", []).append(request)
     return by_version
@@ -110,6 +114,7 @@ def success_cost(requests: Sequence[ServedRequest], version: str = "") -> Succes
         low=low,
         high=high,
         successes_per_dollar=successes / dollars if dollars > 0 and known else None,
+        tokens_per_success=_tokens_per_success(requests, successes),
         note=note,
     )
 
@@ -137,6 +142,10 @@ def _success_interval(table: np.ndarray, ratio: float | None, seen: float) -> tu
     return ratio * math.exp(-reach), ratio * math.exp(reach), ""
 
 
+def _tokens_per_success(requests: Sequence[ServedRequest], successes: float) -> float | None:
+    return sum(request.tokens for request in requests) / successes if successes > 0 else None
+
+
 def _unpriced(
     version: str, requests: Sequence[ServedRequest], sessions: int, successes: float, dollars: float, unpriced: int
 ) -> SuccessCost:
@@ -153,5 +162,6 @@ def _unpriced(
         low=None,
         high=None,
         successes_per_dollar=None,
+        tokens_per_success=_tokens_per_success(requests, successes),
         note=f"{unpriced} of {len(requests)} requests have no price",
     )

@@ -7,6 +7,7 @@ none of them is practised when one of them is held out.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -241,21 +242,22 @@ def replay(
     """Up to `settings.replay` production conversations that went well since then, token-exact, none of them held out
     or near to what is.
 
-    Only those of which the maker makes a task: where it makes none (a tool is gone), nobody will ask again. Chosen by
-    the hash of their id. They are imitated beside the corrections, against forgetting.
+    Only those of which the maker makes a task: where it makes none (a tool is gone), nobody will ask again. Every kind
+    gives as many as it can up to an equal share, chosen by the hash of their id: they are imitated beside the
+    corrections against forgetting, and what is rare in traffic is forgotten first.
     """
     if not settings.replay:
         return []
     good = {id for id, _, value, _ in store.feedback.live(line, name=capture.metric, since=since) if value >= 1.0}
     traces = store.traces.list(origin="production", line=line, since=since, limit=10_000)
     fit = [trace for trace in traces if trace.id in good and _exact(trace) and not trace.signals]
-    fence = sealed(store, settings)
-    found: list[Trace] = []
+    fence, kinds = sealed(store, settings), dict[str, list[Trace]]()
     for trace in sorted(fit, key=lambda trace: codec.digest(trace.id)):
-        task = make(maker, trace, settings) if len(found) < settings.replay else None
+        task = make(maker, trace, settings)
         if task is not None and task.split == "train" and not fence.near(task):
-            found.append(trace)
-    return found
+            kinds.setdefault(task.kind, []).append(trace)
+    rounds = itertools.zip_longest(*(kinds[kind] for kind in sorted(kinds)))
+    return [trace for row in rounds for trace in row if trace is not None][: settings.replay]
 
 
 def _exact(trace: Trace) -> bool:
