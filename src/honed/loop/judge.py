@@ -73,12 +73,10 @@ class Bench:
         """
         store, line, self._subject = self._store, candidate.line, candidate.id
         tasks = await asyncio.to_thread(holdout, store, self.settings)
-        try:
-            return await asyncio.to_thread(
-                store.verdicts.get, gates.verdict_id(candidate, baseline, tasks, self.settings)
-            )
-        except NotFound:
-            pass
+        id = gates.verdict_id(candidate, baseline, tasks, self.settings)
+        if (stored := await asyncio.to_thread(_stored, store, id)) is not None:
+            await asyncio.to_thread(_count, store, line, tasks, stored)  # a kill may have come between the two
+            return stored
         for arm in (baseline, candidate):
             if arm.number:
                 await engine.load(arm)
@@ -141,11 +139,19 @@ def _epoch(tasks: list[Task]) -> str:
     return "holdout-" + codec.digest(sorted(task.id for task in tasks))[:16]
 
 
+def _stored(store: Store, id: str) -> Verdict | None:
+    try:
+        return store.verdicts.get(id)
+    except NotFound:
+        return None
+
+
 def _judged(store: Store, line: str, tasks: list[Task]) -> int:
     """How many candidates this holdout has judged."""
     return len((store.jobs.get(line, _epoch(tasks)) or {"verdicts": []})["verdicts"])
 
 
 def _count(store: Store, line: str, tasks: list[Task], verdict: Verdict) -> None:
+    """Charges the holdout's slot for a verdict, once however often it is called."""
     known = (store.jobs.get(line, _epoch(tasks)) or {"verdicts": []})["verdicts"]
     store.jobs.put(line, _epoch(tasks), {"verdicts": [*dict.fromkeys([*known, verdict.id])]})
