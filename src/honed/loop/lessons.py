@@ -176,15 +176,23 @@ def sft_batch(plan: Plan, phase: Phase, step: int) -> list[str]:
 
 
 def draw(tasks: Sequence[str], size: int, seed: int, stream: int, number: int) -> list[str]:
-    """The `number`-th draw of `size` tasks from an endless row of shuffles: every task comes equally often, give or
-    take one, and none twice in a draw. Fewer tasks than `size`: all of them."""
-    if len(tasks) <= size:
+    """The `number`-th draw of `size` tasks from an endless row of shuffles: after any number of draws no task came more
+    than once oftener than another, and none comes twice in a draw. Fewer tasks than `size`: all of them, every time.
+
+    Each shuffle holds every task once. Where a draw runs over the end of one, the tasks that it has already step back
+    in the next, behind those that fill it up; so the row is built from its beginning.
+    """
+    num, first = len(tasks), number * size
+    if num <= size:
         return shuffled(tasks, seed, stream, number)
-    drawn: list[str] = []
-    for position in range(number * size, (number + 1) * size):
-        cycle, index = divmod(position, len(tasks))
-        drawn.append(shuffled(tasks, seed, stream, cycle)[index])
-    return _distinct(drawn, tasks)
+    row: list[str] = []
+    while len(row) < first + size:
+        begun = len(row) % size
+        there = set(row[len(row) - begun :])
+        order = shuffled(tasks, seed, stream, len(row) // num)
+        ahead = [id for id in order if id not in there][: size - begun]
+        row += [*ahead, *(id for id in order if id not in ahead)]
+    return row[first : first + size]
 
 
 def shuffled(items: Sequence[T], *seed: int) -> list[T]:
@@ -195,14 +203,3 @@ def shuffled(items: Sequence[T], *seed: int) -> list[T]:
 def learning_rate(peak: float, step: int, warmup_steps: int) -> float:
     """The rate of a phase's step (from 0): linear over the warm-up, then constant."""
     return peak * min(1.0, (step + 1) / (warmup_steps + 1))
-
-
-def _distinct(drawn: list[str], tasks: Sequence[str]) -> list[str]:
-    """A draw across two shuffles may hold a task twice: the second one becomes the next task that is not in it."""
-    there: set[str] = set()
-    result = []
-    for id in drawn:
-        chosen = id if id not in there else next(other for other in tasks if other not in there and other not in drawn)
-        there.add(chosen)
-        result.append(chosen)
-    return result
