@@ -206,7 +206,8 @@ class Recorder:
 
 
 class RecordedSession:
-    """protocols.Session: a model bound to one attempt. It links each turn to the one before and keeps them."""
+    """protocols.Session: a model bound to one attempt. It links each turn to the one before and keeps them.
+    `unfinished` counts the tokens of replies that were cut off: they were sampled, and no turn tells of them."""
 
     def __init__(
         self,
@@ -227,6 +228,7 @@ class RecordedSession:
             origin=origin, task=task,
         )  # fmt: skip
         self._turns: list[Turn] = []
+        self.unfinished = 0
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), sampling: Sampling | None = None
@@ -243,9 +245,15 @@ class RecordedSession:
             sampling=chosen,
             parent=self._turns[-1].id if self._turns else None,
         )
-        turn = await self._model.reply(call)
-        self._turns.append(turn)
-        return turn
+        sampled = 0
+        async with contextlib.aclosing(self._model.stream(call)) as deltas:
+            async for delta in deltas:
+                sampled += len(delta.ids)
+                self.unfinished += len(delta.ids)
+                if delta.turn is not None:
+                    self._turns.append(delta.turn)
+        self.unfinished -= sampled
+        return self._turns[-1]
 
     @property
     def turns(self) -> tuple[Turn, ...]:

@@ -15,6 +15,8 @@ from typing import Any
 from loop.road import LINE, holdout, make_loop, rollouts_of, traffic
 
 from honed.clock import WallClock
+from honed.economics.meter import Meter
+from honed.economics.prices import load_book
 from honed.errors import EngineError
 from honed.loop.rollout import Rollouts
 from honed.loop.run import run_once
@@ -26,6 +28,8 @@ from honed.testing import FakeEngine, FakeEnvironment
 from honed.types import Task
 
 from .fake_learner import BASE
+
+METER = Meter(load_book(), line=LINE)
 
 
 def tell(event: str, fields: dict[str, Any]) -> None:
@@ -50,7 +54,8 @@ async def a_moment(task: Task) -> None:
 
 def rollouts(learner: Learner) -> Rollouts:
     """Rollouts in an environment that takes a moment."""
-    return rollouts_of(learner, FakeEnvironment(a_moment), engine_retries=0, concurrency=8)
+    made = rollouts_of(learner, FakeEnvironment(a_moment), engine_retries=0, concurrency=8)
+    return dataclasses.replace(made, meter=METER)
 
 
 def assemble(root: Path) -> Loop:

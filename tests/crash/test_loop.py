@@ -118,6 +118,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("r")
     report = asyncio.run(turn(root, []))
     assert report["ended"] == "promoted"
+    assert_paid(open_store(None, root))
     return told_by(open_store(None, root), report["run"])
 
 
@@ -133,6 +134,21 @@ async def test_a_turn_that_was_killed_ends_as_one_that_was_not(
     assert found == reference
     assert found["practised"] == reference["practised"]
     assert_whole(store, root)
+    assert_paid(store)
+
+
+def assert_paid(store: Store) -> None:
+    """Every stored turn of the loop has its entry, and no turn two; what else was generated came to nothing."""
+    entries = store.ledger.list(LINE)
+    for origin, activity in (("rollout", "generate"), ("eval", "eval")):
+        traces = store.traces.list(origin=origin, line=LINE, limit=None)
+        turns = {f"turn:{turn.id}": turn for trace in traces for turn in trace.turns}
+        paid = [entry for entry in entries if entry.activity == activity and entry.id.startswith("turn:")]
+        assert {entry.id for entry in paid} == set(turns)
+        used = [turn.usage for turn in turns.values() if turn.usage is not None]
+        assert sum(entry.tokens for entry in paid) == sum(usage.prompt + usage.output for usage in used)
+        others = [entry for entry in entries if entry.activity == activity and entry not in paid]
+        assert {entry.outcome for entry in others} <= {"fault"}
 
 
 def assert_whole(store: Store, root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from honed.economics.meter import Meter, outcome_of, restate
@@ -51,6 +52,20 @@ def test_idle_is_what_is_left_of_the_reservation(meter: Meter) -> None:
     assert meter.idle(10.0).seconds == pytest.approx(20.0)  # busy was counted once
     meter.charge("train", 100.0)
     assert meter.idle(1.0).seconds == 0.0
+
+
+def test_others_use_what_is_then_not_reserved(meter: Meter) -> None:
+    meter.charge("train", 3.0)
+    assert meter.idle(10.0, machine=2, others=5.0).seconds == pytest.approx(12.0)  # 10 x 2 - 5 - 3
+    assert meter.idle(10.0, cores=1, machine=4, others=5.0).seconds == pytest.approx(10.0)  # on the other cores
+    assert meter.idle(10.0, machine=2, others=50.0).seconds == 0.0
+
+
+def test_a_kept_turn_is_one_entry_and_each_lost_try_its_own(meter: Meter) -> None:
+    usage = Usage(prompt=1, cached=0, output=1, seconds=1.0)
+    one, again = turn(usage=usage), msgspec.structs.replace(turn(usage=usage), at=8.0)
+    assert meter.charge_turn(one).id == meter.charge_turn(again).id == "turn:u1"
+    assert len({meter.charge_turn(each, kept=False).id for each in (one, again, again)}) == 2
 
 
 def test_a_turn_is_charged_by_its_usage(meter: Meter) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import sqlite3
 import statistics
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from honed.algo.grpo import Grpo
 from honed.economics.meter import Meter
 from honed.economics.prices import DevicePrice, PriceBook
 from honed.env.verify import VerifierHost
-from honed.errors import BadRequest, EngineError, VerifierError
+from honed.errors import BadRequest, EngineError, StoreError, VerifierError
 from honed.loop.rollout import Rollouts, is_flat, judged, seed_of
-from honed.protocols import Environment, Outcome, Sandbox, Session
+from honed.protocols import Chunk, Environment, Outcome, Request, Sandbox, Session
+from honed.store import open_store
 from honed.testing import FakeEngine, FakeEnvironment, FakeRuntime, FakeScorer, fake_sessions, fake_task, says_right
 from honed.types import Group, Score, Task, Trace
 
@@ -254,10 +257,66 @@ async def test_spend_is_charged_by_what_became_of_it() -> None:
     learner, _ = await engine_of(1.0)  # always right: zero variance
     book = PriceBook(devices={"cpu-core": DevicePrice(dollars_per_hour=3600, basis="test")})
     meter = Meter(book, line=LINE)
-    await practise(Rollouts(**{**vars(rollouts_of(learner)), "meter": meter}), [TASK], 4)
+    rollouts = dataclasses.replace(rollouts_of(learner), meter=meter)
+    groups, _ = await practise(rollouts, [TASK], 4)
+    rollouts.charge(groups[0])
     entries = [entry for entry in meter.drain() if entry.activity == "generate"]
     assert [entry.outcome for entry in entries] == ["zero_variance"] * 4
     assert all(entry.dollars == pytest.approx(0.001 * 6) for entry in entries)  # 6 tokens at 1 ms, a dollar a second
+
+
+async def test_attempts_beside_a_lost_one_are_charged_though_their_group_is_not_kept() -> None:
+    learner, engine = await engine_of()
+    meter = Meter(PriceBook(), line=LINE)
+
+    async def breaks(task: Task) -> None:
+        engine.broken = 10**6 if len(engine.served) == 3 else 0
+
+    rollouts = dataclasses.replace(
+        rollouts_of(learner, FakeEnvironment(breaks), concurrency=1, engine_retries=0), meter=meter
+    )
+    for _ in range(2):  # the next try makes the same turns again, and they cost again
+        engine.served.clear()
+        with pytest.raises(EngineError):
+            await practise(rollouts, [TASK], 4)
+    entries = [entry for entry in meter.drain() if entry.activity == "generate"]
+    assert [entry.outcome for entry in entries] == ["fault"] * 6
+    assert len({entry.id for entry in entries}) == 6
+    assert all(entry.tokens > 0 for entry in entries)
+
+
+async def test_a_reply_that_a_deadline_cut_off_is_charged_its_tokens_and_has_no_price() -> None:
+    learner, engine = await engine_of(1.0)
+    meter, submit = Meter(PriceBook(), line=LINE), engine.submit
+
+    async def hangs(request: Request) -> AsyncGenerator[Chunk, None]:
+        count = 0
+        async for chunk in submit(request):
+            if (count := count + 1) == 4:
+                await asyncio.Event().wait()
+            yield chunk
+
+    engine.submit = hangs  # type: ignore[method-assign]
+    rollouts = dataclasses.replace(rollouts_of(learner), meter=meter)
+    trace = await rollouts.attempt(TASK, "", "k", timeout_seconds=0.2)
+    assert trace.fault is not None
+    assert trace.fault.kind == "timeout"
+    (entry,) = meter.drain()
+    assert (entry.tokens, entry.outcome, entry.dollars, entry.subject) == (3, "fault", None, trace.id)
+
+
+async def test_what_the_ledger_did_not_take_is_written_the_next_time(tmp_path: Path) -> None:
+    learner, _ = await engine_of()
+    meter = Meter(PriceBook(), line=LINE)
+    rollouts = dataclasses.replace(rollouts_of(learner), meter=meter)
+    meter.charge("train", 1.0)
+    with open_store(None, tmp_path, busy_seconds=0.01) as store:
+        with contextlib.closing(sqlite3.connect(tmp_path / "honed.db", isolation_level=None)) as blocker:
+            blocker.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreError):
+                await rollouts.flush(store, "m@1")
+        await rollouts.flush(store, "m@1")
+        assert [(entry.seconds, entry.subject) for entry in store.ledger.list()] == [(1.0, "m@1")]
 
 
 async def test_verifying_is_charged_by_what_each_verifier_took() -> None:

@@ -86,7 +86,7 @@ def build_loop(config: Config, *, on_event: OnEvent = silent) -> Loop:
     check(config)
     records, runtime = open_store(config), build_runtime(config)
     host = VerifierHost(config.learner.verifier_processes)
-    meter = Meter(price_book(config), line=config.model.line, stage="learn", cores=os.cpu_count() or 1)
+    meter = Meter(price_book(config), line=config.model.line, stage="learn", cores=reserved_cores(config))
     for task in suite_tasks(config):
         records.tasks.put([task])
     maker = plugins.resolve("maker", config.curate.maker) if config.curate.maker else None
@@ -117,6 +117,14 @@ def build_loop(config: Config, *, on_event: OnEvent = silent) -> Loop:
         drain=Drainer(Path(config.store.root) / "capture", records).drain_once,
         verify=verify_version,
     )
+
+
+def reserved_cores(config: Config) -> int:
+    """Cores that the learner child may use at once, which is what its idle is counted on: its trainer's threads, or
+    its engine's where those are more; 0 stands for the child's own number, and that for the machine's."""
+    every = os.cpu_count() or 1
+    own = config.learner.threads or every
+    return min(every, max(config.train.threads or own, config.engine.threads or own))
 
 
 def practice_algorithm(config: Config) -> Algorithm:

@@ -1,7 +1,9 @@
 """The meter: turns what was spent into priced ledger Entries, idle and waste included. It writes nothing to a store.
 
-Busy seconds are measured (CPU seconds); idle is what is left of the reserved wall clock. A rejected candidate's spend
-is restated with dated reversing entries, so the ledger is append-only and its shares still add to 1.
+Busy seconds are measured (CPU seconds); idle is what is left of the reserved wall clock. What was spent on a candidate
+that was never released is restated as "rejected" with dated reversing entries, so the ledger is append-only and its
+shares still add to 1. The entry of a turn that is kept bears the turn's name: charging it again adds nothing to a
+ledger that is idempotent by id.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -87,12 +89,16 @@ class Meter:
         line: str | None = None,
         stage: Stage | None = None,
         outcome: Spend = "used",
+        kept: bool = True,
     ) -> Entry:
         """One model call: its busy seconds and the tokens it read (cached ones too) and sampled.
 
-        A turn whose usage is unknown becomes an unpriced entry; a remote model's is priced by its tokens.
+        A turn whose usage is unknown becomes an unpriced entry with the tokens that it is known to have added; a remote
+        model's is priced by its tokens. `kept` False is for a turn that is made again under the same name: each of its
+        tries is an entry of its own.
         """
-        return self.add(self._entry_of(turn, activity, device, self.line if line is None else line, stage, outcome))
+        entry = self._entry_of(turn, activity, device, self.line if line is None else line, stage, outcome)
+        return self.add(entry if kept else msgspec.structs.replace(entry, id=f"lost:{turn.id}:{turn.at!r}"))
 
     def charge_trace(self, trace: Trace, *, stage: Stage | None = None, activity: Activity = "generate") -> list[Entry]:
         """All calls of one attempt or conversation, outcome "fault" or "truncated" where it ended so."""
@@ -127,11 +133,26 @@ class Meter:
         with self._lock:
             return self._busy.get(device, 0.0)
 
-    def idle(self, wall_seconds: float, *, cores: int | None = None, device: str = CORE, subject: str = "") -> Entry:
-        """Charges what was reserved and not used: `wall_seconds` x cores - busy seconds since the last call, or 0."""
+    def idle(
+        self,
+        wall_seconds: float,
+        *,
+        cores: int | None = None,
+        machine: int | None = None,
+        others: float = 0.0,
+        device: str = CORE,
+        subject: str = "",
+    ) -> Entry:
+        """Charges what was reserved and not used: `wall_seconds` x cores - busy seconds since the last call, or 0.
+
+        Where `machine` (cores) is given, what `others` used of it in that time (busy seconds) was not reserved: all
+        that is charged together never exceeds the machine's wall clock, unless more was used.
+        """
         with self._lock:
             busy = self._busy.pop(device, 0.0)
         reserved = wall_seconds * (self.cores if cores is None else cores)
+        if machine is not None:
+            reserved = min(reserved, wall_seconds * machine - others)
         return self.charge("idle", max(0.0, reserved - busy), device=device, subject=subject)
 
     def _entry_of(
@@ -139,13 +160,14 @@ class Meter:
     ) -> Entry:
         usage = turn.usage
         if usage is None:
-            device, seconds, tokens, dollars = f"unknown:{turn.model}", 0.0, 0, None
+            device, seconds, dollars = f"unknown:{turn.model}", 0.0, None
+            tokens = len(turn.context) + len(turn.output)
         else:
             seconds, tokens = usage.seconds, usage.prompt + usage.output
             dollars = self.book.price_usage(turn.model, usage)
             device = f"model:{turn.model}" if dollars is not None else device
         entry = Entry(
-            id=new_id("entry_"), activity=activity, device=device, seconds=seconds, tokens=tokens, dollars=dollars,
+            id=turn_entry(turn.id), activity=activity, device=device, seconds=seconds, tokens=tokens, dollars=dollars,
             subject=turn.trace, line=line, stage=stage or self.stage, outcome=outcome, at=turn.at,
         )  # fmt: skip
         return self._priced(entry)
@@ -158,6 +180,16 @@ class Meter:
         with self._lock:
             pending, self._pending = self._pending, []
         return pending
+
+    def undrain(self, entries: Sequence[Entry]) -> None:
+        """Takes back what `drain` gave and could not be written; the next call gives it again."""
+        with self._lock:
+            self._pending[:0] = entries
+
+
+def turn_entry(turn: str) -> str:
+    """The id of the entry that pays for a turn."""
+    return f"turn:{turn}"
 
 
 def restate(entries: Iterable[Entry], outcome: Spend = "rejected", *, at: float, only: Spend = "used") -> list[Entry]:

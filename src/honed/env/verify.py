@@ -56,8 +56,8 @@ class VerifierHost:
         """The verifier's score; its `verifier` is filled in where it was left empty.
 
         A sync verifier gets None for its sandbox: it runs in another process. An async one runs in this one and must
-        not block; of its CPU seconds those of tasks that it starts are not seen. Raises VerifierError with kind
-        "raised", "timeout", "not_finite" or "died".
+        not block; the CPU seconds of tasks that it starts are not seen. Raises VerifierError with kind "raised",
+        "timeout", "not_finite" or "died".
         """
         function = plugins.resolve("verifier", verifier)
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):

@@ -46,6 +46,7 @@ class Buffer:
 
         async def keep(slot: int, group: Group) -> None:
             await asyncio.to_thread(self.store.groups.put, self.run, step, slot, group)
+            rollouts.charge(group)
             await rollouts.flush(self.store, self.subject)
             self.on_group(step, group, False)
 

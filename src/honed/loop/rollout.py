@@ -12,7 +12,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -23,7 +23,7 @@ from honed.errors import EngineError, HonedError, UserError, VerifierError
 from honed.log import log
 from honed.protocols import Environment, Job, Outcome, Sandbox, Session
 from honed.store import Store
-from honed.types import Fault, Group, Origin, Sampling, Score, Spend, Task, Trace
+from honed.types import Activity, Fault, Group, Origin, Sampling, Score, Spend, Task, Trace
 
 CANCEL_GRACE_SECONDS = 5.0
 
@@ -59,6 +59,13 @@ class Sessions(Protocol):
     def __call__(
         self, task: Task, *, version: str, trace: str, sampling: Sampling, origin: Origin, tags: dict[str, str]
     ) -> Session: ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A Session that counts the tokens of replies which were cut off."""
+
+    unfinished: int
 
 
 class Scorer(Protocol):
@@ -132,6 +139,7 @@ class Rollouts:
             blank = Trace(id=id, origin=origin, line=self.line, task=task.id, tools=task.tools, tags=marks, at=started)
             late = functools.partial(_timed_out, blank, session, limit)
             trace = await within(limit, self._run(task, session, blank), late)
+            self._charge_cut(session, trace)
             if trace.fault is None or trace.fault.boundary != "engine" or not trace.fault.retryable:
                 break
             self._charge_lost(trace)
@@ -153,8 +161,9 @@ class Rollouts:
     ) -> dict[int, Group]:
         """`num_attempts` at the task of each slot. `name` and the slot name each group for ever.
 
-        `keep` is awaited for every group the moment its last attempt ends. Raises EngineError(retryable=True) when the
-        engine was lost: groups that it touched are not kept, all others are.
+        `keep` is awaited for every group the moment its last attempt ends; it stores and charges it. Raises
+        EngineError(retryable=True) when the engine was lost: groups that it touched are not kept, all others are. What
+        was spent on attempts of groups that are not kept is charged here, as fault.
         """
         deadline = time.monotonic() + self.settings.batch_timeout_seconds
         traces: dict[int, list[Trace]] = {slot: [] for slot in slots}
@@ -168,22 +177,45 @@ class Rollouts:
             )
             traces[slot].append(trace)
             if len(traces[slot]) == num_attempts and not any(lost(trace) for trace in traces[slot]):
-                groups[slot] = make_group(name, slot, task, traces[slot])
-                self._charge(groups[slot], origin)
-                await keep(slot, groups[slot])
+                group = make_group(name, slot, task, traces[slot])
+                await keep(slot, group)
+                groups[slot] = group
 
         jobs = [_job(one, slot, number) for slot in slots for number in range(num_attempts)]
-        await self.gather(jobs, self.settings.concurrency)
+        try:
+            await self.gather(jobs, self.settings.concurrency)
+        finally:
+            for trace in [trace for slot in slots if slot not in groups for trace in traces[slot]]:
+                if not lost(trace):  # those are charged where they were lost
+                    self._charge_lost(trace)
         if missing := [slot for slot in slots if slot not in groups]:
             broken = next(trace.fault for slot in missing for trace in traces[slot] if lost(trace))
             raise EngineError(f"the engine was lost under {len(missing)} groups: {broken.message}", retryable=True)  # type: ignore[union-attr]
         return {slot: groups[slot] for slot in slots}
 
+    def charge(self, group: Group) -> None:
+        """Charges the attempts of a group that is stored. Charging it again adds nothing to the ledger."""
+        if self.meter is None:
+            return
+        for trace in group.traces:
+            outcome = outcome_of(trace)
+            if outcome == "used" and trace.origin == "rollout" and is_flat(group):
+                outcome = "zero_variance"
+            for turn in trace.turns:
+                self.meter.charge_turn(turn, activity=_activity(trace), line=self.line, outcome=outcome)
+
     async def flush(self, store: Store, subject: str) -> None:
-        """Writes what was spent since the last call into the ledger, as spent on `subject` (a version)."""
-        if self.meter is not None:
-            entries = [msgspec.structs.replace(entry, subject=subject) for entry in self.meter.drain()]
+        """Writes what was spent since the last call into the ledger, as spent on `subject` (a version). What can't be
+        written now is written by the next call."""
+        if self.meter is None:
+            return
+        owed = self.meter.drain()
+        try:
+            entries = [msgspec.structs.replace(entry, subject=subject) for entry in owed]
             await asyncio.to_thread(store.ledger.add, entries)
+        except HonedError:
+            self.meter.undrain(owed)
+            raise
 
     async def _run(self, task: Task, session: Session, blank: Trace) -> Trace:
         """Environment, then verifier; every exception becomes a fault of the boundary where it came up."""
@@ -220,21 +252,25 @@ class Rollouts:
             if self.meter is not None and seconds:
                 self.meter.charge("verify", sum(seconds), subject=trace.id, line=self.line, outcome=spent)
 
-    def _charge(self, group: Group, origin: Origin) -> None:
-        if self.meter is None:
-            return
-        flat = is_flat(group) and origin == "rollout"
-        for trace in group.traces:
-            outcome = outcome_of(trace)
-            spent: Spend = "zero_variance" if flat and outcome == "used" else outcome
-            for turn in trace.turns:
-                activity = "eval" if origin == "eval" else "generate"
-                self.meter.charge_turn(turn, activity=activity, line=self.line, outcome=spent)  # type: ignore[arg-type]
-
     def _charge_lost(self, trace: Trace) -> None:
+        """Charges an attempt that will be made again under the same name."""
         if self.meter is not None:
             for turn in trace.turns:
-                self.meter.charge_turn(turn, line=self.line, outcome="fault")
+                self.meter.charge_turn(turn, activity=_activity(trace), line=self.line, outcome="fault", kept=False)
+
+    def _charge_cut(self, session: Session, trace: Trace) -> None:
+        """Charges the reply that an attempt's end cut off: its tokens are known, its seconds are the engine's secret,
+        so it has no price."""
+        if self.meter is None or not isinstance(session, Counting) or not session.unfinished:
+            return
+        self.meter.charge(
+            _activity(trace), 0.0, device=f"unknown:{self.line}", tokens=session.unfinished, subject=trace.id,
+            line=self.line, outcome="fault",
+        )  # fmt: skip
+
+
+def _activity(trace: Trace) -> Activity:
+    return "eval" if trace.origin == "eval" else "generate"
 
 
 async def within(seconds: float, work: Awaitable[Trace], late: Callable[[], Trace]) -> Trace:

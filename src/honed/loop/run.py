@@ -15,10 +15,9 @@ from collections.abc import Callable
 import msgspec
 
 from honed import codec
-from honed.economics.meter import restate
 from honed.errors import ConfigError, EngineError, HonedError, NothingLearned, Refused, StoreError, UserError
 from honed.log import bind, log
-from honed.loop import judge, lessons, planning
+from honed.loop import books, judge, lessons, planning
 from honed.loop.deploy import deploy
 from honed.loop.evaluate import Evaluation, evaluate
 from honed.loop.learn import Lesson, Measure, learn
@@ -58,7 +57,7 @@ async def run_once(loop: Loop, given: Given | None = None) -> TurnReport:
             )
         loop.on_event("turn.resumed" if resumed else "turn.began", {"run": job.plan.run, "phase": job.phase})
         with bind(run=job.plan.run):
-            report = await _finish(loop, job)
+            report = await _finish(loop, job, resumed)
         return msgspec.structs.replace(report, resumed=resumed, seconds=time.monotonic() - started)
 
 
@@ -88,11 +87,13 @@ async def run_forever(
 
 
 async def abandon(loop: Loop, reason: str = "") -> bool:
-    """Forgets a turn that was cut off; its tasks, groups and spend stay. Returns whether there was one."""
+    """Forgets a turn that was cut off; its tasks and groups stay, its spend becomes waste. Returns whether there was
+    one."""
     with loop.store.jobs.lock(loop.line, f"loop {os.getpid()}"):
         job = await _load(loop)
         if job is None:
             return False
+        await _waste(loop, job)
         await _close(loop, job)
         log("turn.abandoned", run=job.plan.run, reason=reason)
         return True
@@ -121,13 +122,15 @@ async def _begin(loop: Loop, given: Given | None) -> Job | TurnReport:
 # ----------------------------------------------------------------------------------------- learn, gate, deploy
 
 
-async def _finish(loop: Loop, job: Job) -> TurnReport:
+async def _finish(loop: Loop, job: Job, resumed: bool) -> TurnReport:
     """The phases that are still due, each stored before the next."""
     if job.phase in ("learn", "gate"):
-        began = time.monotonic()
+        began, started = time.time(), time.monotonic()
         learner = await loop.runtime.learner()
         rollouts = loop.rollouts(learner)
         try:
+            if resumed:
+                await books.recharge(loop.store, rollouts, job)
             if job.phase == "learn":
                 done = await _learn(loop, job, learner, rollouts)
                 if isinstance(done, TurnReport):
@@ -140,9 +143,7 @@ async def _finish(loop: Loop, job: Job) -> TurnReport:
             await _save(loop, job)
         finally:
             await learner.close()
-            if rollouts.meter is not None:
-                rollouts.meter.idle(time.monotonic() - began)
-                await rollouts.flush(loop.store, job.plan.candidate)
+            await books.end_life(loop.store, rollouts, job, began=began, wall_seconds=time.monotonic() - started)
     return await _deploy(loop, job)
 
 
@@ -167,6 +168,8 @@ async def _learn(loop: Loop, job: Job, learner: Learner, rollouts: Rollouts) -> 
     try:
         version, progress = await learn(lesson, job.plan, job.progress, save)
     except NothingLearned as error:  # any other refusal leaves the turn as it is, to be mended or abandoned
+        await rollouts.flush(loop.store, job.plan.candidate)
+        await _waste(loop, job)
         await _close(loop, job)
         return report_of(job, "unlearned", reasons=(str(error),))
     manifest = codec.to_json({"version": version, "plan": job.plan, **loop.manifest})
@@ -203,7 +206,8 @@ def _dev_tasks(loop: Loop) -> list[Task]:
 
 
 async def _deploy(loop: Loop, job: Job) -> TurnReport:
-    """Releases what the gate promoted, once: a release of this verdict that is there already is the one."""
+    """Releases what the gate promoted, once: a release of this verdict that is there already is the one. Where nothing
+    is released, all that the turn spent becomes waste."""
     store, verdict = loop.store, loop.store.verdicts.get(job.verdict)
     version, release = store.versions.find(job.version), None
     if verdict.decision == "promote":
@@ -216,9 +220,8 @@ async def _deploy(loop: Loop, job: Job) -> TurnReport:
         except Refused as error:  # another release came first: what was compared is no longer what serves
             log("deploy.refused", version=version.id, reason=str(error))
             verdict = msgspec.structs.replace(verdict, reasons=(*verdict.reasons, str(error)))
-    elif verdict.decision == "reject":
-        spent = store.ledger.list(loop.line, stage="learn", subject=version.id)
-        store.ledger.add(restate(spent, at=loop.clock.now()))
+    if release is None:
+        await _waste(loop, job)
     how = "invalid" if verdict.decision == "promote" and release is None else ENDED[verdict.decision]
     await _close(loop, job)
     loop.on_event("turn.ended", {"run": job.plan.run, "ended": how, "version": version.id})
@@ -237,6 +240,10 @@ async def _load(loop: Loop) -> Job | None:
 
 async def _save(loop: Loop, job: Job) -> None:
     await asyncio.to_thread(loop.store.jobs.put, loop.line, TURN, msgspec.to_builtins(job))
+
+
+async def _waste(loop: Loop, job: Job) -> None:
+    await asyncio.to_thread(books.waste, loop.store, loop.line, job.plan.candidate, loop.clock.now())
 
 
 async def _close(loop: Loop, job: Job) -> None:
