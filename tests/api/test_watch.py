@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from honed.api.watch import Watch, WatchSettings
+from honed.api.watch import Watch, WatchSettings, expecting
 from honed.store import Store, open_store
 from honed.types import Captured, Feedback, Message, Release, Sampling, Span, Turn, Version
 
@@ -126,6 +127,33 @@ def test_too_few_outcomes_of_the_version_before_decide_nothing(store: Store) -> 
     assert watch_of(store, min_reference=19).look() is not None
 
 
+def simulated(rng: np.random.Generator, before: float, after: float, num_before: int, num_after: int) -> int | None:
+    """After how many outcomes of a version with success `after` the alarm is up, if ever."""
+    watch = expecting([float(y) for y in rng.random(num_before) < before], WatchSettings())
+    outcomes = rng.random(num_after) < after
+    return next((at for at, y in enumerate(outcomes, 1) if watch.update(float(y))), None)
+
+
+@pytest.mark.parametrize("success", [0.5, 0.8])
+def test_a_harmless_version_is_taken_back_no_more_often_than_is_said(success: float) -> None:
+    rng, runs = np.random.default_rng(7), 300
+    alarms = sum(simulated(rng, success, success, 20, 300) is not None for _ in range(runs))
+    assert alarms <= WatchSettings().alpha * runs
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "num_before", "typical", "worst"),
+    [(0.95, 0.2, 20, 12, 48), (0.95, 0.2, 72, 9, 24), (0.8, 0.0, 20, 11, 24), (0.8, 0.0, 96, 9, 12)],
+)
+def test_a_real_fall_is_found_within_the_requests_that_are_promised(
+    before: float, after: float, num_before: int, typical: int, worst: int
+) -> None:
+    rng = np.random.default_rng(11)
+    found = sorted(simulated(rng, before, after, num_before, 200) or 1000 for _ in range(200))
+    assert found[100] <= typical
+    assert found[-3] <= worst
+
+
 def test_outcomes_of_other_versions_and_metrics_do_not_count(store: Store) -> None:
     live = Live(store)
     live.outcomes("support@0", GOOD)
@@ -164,7 +192,7 @@ def test_a_release_that_came_meanwhile_is_left_alone(store: Store) -> None:
     live.outcomes("support@1", BAD)
     newer = live.release(2, 1)
     watch = watch_of(store)
-    assert watch._revert(bad, 0.8, [0.0], _alarmed()) is None
+    assert watch._revert(bad, [1.0], [0.0], _alarmed()) is None
     assert store.releases.current(LINE) == newer
 
 
