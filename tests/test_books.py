@@ -1,4 +1,5 @@
-"""The gateway's books: what serving cost reaches the ledger once, whatever the store does meanwhile."""
+"""The gateway's books: what serving cost reaches the ledger once, whatever the store does meanwhile, and the price of a
+success is told for every version."""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from honed.assemble import Config, ledger_of
 from honed.assemble.gateway import _keep_books
+from honed.assemble.ledger import unpaid
 from honed.economics.meter import Meter
 from honed.economics.prices import load_book
 from honed.log import configure
-from honed.store import open_store
+from honed.store import Store, open_store
+from honed.types import Captured, Feedback, Message, Sampling, Span, Turn, Usage
 
 
 async def test_a_locked_store_gets_its_entries_later_and_each_once(tmp_path: Path) -> None:
@@ -85,3 +89,47 @@ def locked(root: Path) -> Iterator[None]:
     finally:
         blocker.execute("ROLLBACK")
         blocker.close()
+
+
+CONFIG = Config.model_validate({"model": {"source": "scripted", "line": "m"}})
+
+
+def serve(store: Store, trace: str, versions: list[str], *, good: bool) -> list[Turn]:
+    """A stored conversation, each turn answered by the next of `versions`: ten tokens and a CPU second a turn."""
+    turns = [
+        Turn(
+            id=f"{trace}.{number}", trace=trace, reply=Message(role="assistant", content="x"), sampling=Sampling(),
+            model="m", versions=(Span(version=version, count=2),), finish="stop",
+            usage=Usage(prompt=8, cached=0, output=2, seconds=1.0), at=1.0 + number,
+        )
+        for number, version in enumerate(versions)
+    ]  # fmt: skip
+    said = Feedback(id=f"f{trace}", target=turns[-1].id, name="success", value=good, at=9.0)
+    records = [*(Captured(turn=turn, line="m") for turn in turns), Captured(feedback=said, line="m")]
+    store.traces.capture(records, trace, 1)
+    return turns
+
+
+def test_what_a_killed_gateway_did_not_charge_is_charged_once_from_its_turns(tmp_path: Path) -> None:
+    with open_store(None, tmp_path) as store:
+        meter = Meter(load_book(None), line="m", stage="serve")
+        first, second = serve(store, "a", ["m@1"], good=True) + serve(store, "b", ["m@1"], good=False)
+        store.ledger.add([meter.charge_turn(first)])  # the second's entry died with the gateway
+        assert [entry.id for entry in unpaid(CONFIG, store)] == [f"turn:{second.id}"]
+        (cost,) = ledger_of(CONFIG, store).successes
+        assert (cost.num_unpriced, cost.num_requests) == (0, 2)
+        assert cost.dollars_per_success == 2 * (meter.drain()[0].dollars or 0.0)
+        for _ in range(2):
+            store.ledger.add(unpaid(CONFIG, store))
+        assert store.ledger.add([meter.charge_turn(second)]) == 0
+        assert len(store.ledger.list("m", stage="serve")) == 2
+
+
+def test_a_version_s_tokens_per_success_are_those_of_its_own_turns(tmp_path: Path) -> None:
+    with open_store(None, tmp_path) as store:
+        serve(store, "a", ["m@1", "m@2"], good=True)
+        serve(store, "b", ["m@1"], good=True)
+        serve(store, "c", ["m@2", "m@2"], good=False)
+        one, two = ledger_of(CONFIG, store).successes
+        assert (one.version, one.tokens, one.tokens_per_success) == ("m@1", 20, 20.0)
+        assert (two.version, two.tokens, two.tokens_per_success) == ("m@2", 30, 30.0)

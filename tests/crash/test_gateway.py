@@ -127,12 +127,16 @@ async def rounds(root: Path, seen: Seen, kills: list[str], seed: int) -> None:
 
 
 def assert_nothing_lost(store: Store, seen: Seen) -> None:
-    """Every answered id is one turn of one trace, with what was asked and said; feedback too."""
+    """Every answered id is one turn of one trace, with what was asked and said; feedback too. Every stored turn has one
+    entry in the ledger."""
     for id, text in seen.asked.items():
         turn = store.traces.turn(id)
         assert turn.reply.content == text
         trace = store.traces.get(turn.trace)
         assert [each.id for each in trace.turns] == [id]
+    entries = store.ledger.list(LINE, stage="serve")
+    assert store.ledger.unpaid(LINE, "turn:") == []
+    assert len([entry for entry in entries if entry.activity == "generate"]) == store.traces.count(origin="production")
     rows = store.feedback.of(list(seen.asked))
     assert sorted(row.key or "" for row in rows if row.key in seen.keys) == sorted(seen.keys)
 

@@ -187,6 +187,7 @@ def test_the_report_adds_up_and_is_json() -> None:
     entries = [entry(dollars=2.0), entry(outcome="stale", dollars=1.0), entry("idle", 0.5), entry("sync", None)]
     report = ledger_report(entries, load_book(), versions=[version_cost("m@1", "m@0", suite(0.4, 0.3, 0.5), entries)])
     assert (report.dollars, report.waste_dollars, report.idle_dollars, report.num_unpriced) == (3.5, 1.0, 0.5, 1)
+    assert "idle is what the learner reserved" in report.basis
     assert "assumption" in report.bases["cpu-core"]
     assert codec.from_json(codec.to_json(report), LedgerReport) == report
 
@@ -229,8 +230,15 @@ def test_requests_carry_all_that_was_charged_to_them() -> None:
     ]
 
 
+def test_tokens_per_success_are_of_all_tokens_and_the_successes() -> None:
+    assert success_cost(served(200, 0.5), tokens=5_000).tokens_per_success == pytest.approx(50.0)
+    assert success_cost(served(200, 0.0), tokens=5_000).tokens_per_success is None
+    assert success_cost(served(200, 0.5)).tokens_per_success is None
+
+
 def test_a_request_without_price_leaves_no_ratio() -> None:
-    cost = success_cost([*served(200, 0.5), ServedRequest(dollars=None, success=1.0, session="x")])
+    cost = success_cost([*served(200, 0.5), ServedRequest(dollars=None, success=1.0, session="x")], tokens=303)
+    assert cost.tokens_per_success == pytest.approx(3.0)
     assert (cost.dollars_per_success, cost.successes_per_dollar, cost.num_unpriced) == (None, None, 1)
     assert cost.success_rate == pytest.approx(101 / 201)
     assert "no price" in cost.note

@@ -14,6 +14,7 @@ from honed.api.gateway import Gateway
 from honed.api.serve import serve
 from honed.api.watch import Watch
 from honed.assemble.config import Config
+from honed.assemble.ledger import unpaid
 from honed.assemble.model import open_store, prepared, price_book, renderer_of
 from honed.economics.meter import Meter
 from honed.engine.fleet import Fleet
@@ -62,9 +63,19 @@ async def serve_gateway(config: Config, *, port: int | None = None, ready: Calla
             functools.partial(_keep_books, meter, records),
             watch.run,
         ]
+        await asyncio.to_thread(_settle, config, drainer, records)
         await serve(gateway, background, ready=ready)
     finally:
         await engine.close()
+
+
+def _settle(config: Config, drainer: Drainer, records: Store) -> None:
+    """Charges what an earlier gateway served and was killed before it had charged."""
+    try:
+        drainer.drain_once()
+        records.ledger.add(unpaid(config, records))
+    except (HonedError, OSError) as error:  # the next start, or the report, does it
+        log("books.waiting", error=str(error), entries=0)
 
 
 def _charge(meter: Meter) -> Callable[[Turn], None]:

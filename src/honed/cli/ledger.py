@@ -63,8 +63,30 @@ def _success(cost: SuccessCost) -> str:
 
 def _version(cost: VersionCost) -> str:
     gain = f"{100 * cost.gain:+.1f} points [{100 * cost.low:+.1f}, {100 * cost.high:+.1f}]"
-    head = f"{cost.version}: held-out gain over {cost.parent} {gain} for {output.dollars(cost.dollars)} ({cost.basis})"
-    if cost.points_per_dollar is None:
-        return f"{head}; {cost.note}"
-    low, high = cost.points_per_dollar_low, cost.points_per_dollar_high
-    return f"{head}: {cost.points_per_dollar:.0f} points per dollar [{low:.0f}, {high:.0f}] {cost.note}"
+    lines = [
+        f"{cost.version}: held-out gain over {cost.parent} {gain} for {output.dollars(cost.dollars)} ({cost.basis})"
+    ]
+    if cost.successes_per_dollar is None:
+        lines.append(f"  gained per dollar of post-training: {cost.note}")
+    else:
+        low, high = cost.successes_per_dollar_low, cost.successes_per_dollar_high
+        lines.append(
+            f"  gained per dollar of post-training: {cost.successes_per_dollar:.3g} of {cost.num_tasks} held-out "
+            f"successes [{low:.3g}, {high:.3g}] (95 %), {cost.points_per_dollar:.3g} points {cost.note}".rstrip()
+        )
+    for served in (cost.served_before, cost.served_after):
+        if served is not None:
+            lines.append(f"  served by {served.version}: {_served(served)}")
+    return "\n".join(lines)
+
+
+def _served(cost: SuccessCost) -> str:
+    if cost.successes_per_dollar is None:
+        said = f"verified successes per dollar unknown ({cost.note})"
+    elif cost.low and cost.high:
+        bounds = f"[{1 / cost.high:.4g}, {1 / cost.low:.4g}] (95 %)"
+        said = f"{cost.successes_per_dollar:.4g} verified successes per dollar {bounds}"
+    else:
+        said = f"{cost.successes_per_dollar:.4g} verified successes per dollar ({cost.note})"
+    tokens = "no tokens known" if cost.tokens_per_success is None else f"{cost.tokens_per_success:.0f} tokens"
+    return f"{said}, {tokens} per success"

@@ -19,6 +19,7 @@ from honed.economics.prices import PriceBook
 from honed.economics.success import SuccessCost
 from honed.types import Entry, Noun, SuiteResult
 
+IDLE_BASIS = "idle is what the learner reserved (its threads) and neither it nor serving used"
 NO_GAIN = "not distinguishable from no gain"
 
 
@@ -234,7 +235,7 @@ def ledger_report(
     """Joins the figures. Waste is what was spent with any outcome but "used"; idle is counted on its own."""
     dollars, unpriced = total_dollars(entries)
     return LedgerReport(
-        basis=book.basis,
+        basis=f"{book.basis}; {IDLE_BASIS}",
         bases=book.bases(),
         dollars=dollars,
         waste_dollars=total_dollars(e for e in entries if e.outcome != "used" and e.activity != "idle")[0],

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 from scipy import stats
 
+from honed.economics.meter import turn_entry
 from honed.types import Entry, Noun, Trace
 
 MIN_SESSIONS, MIN_SUCCESSES = 100, 10
@@ -19,19 +21,18 @@ TOO_FEW = "too few"
 
 class ServedRequest(Noun, frozen=True, kw_only=True):
     """One accepted request: all that it cost (every try; None: unpriced), whether it succeeded (None: nobody looked),
-    its session, and the tokens that it read and sampled."""
+    and its session."""
 
     dollars: float | None
     success: float | None
     session: str
-    tokens: int = 0
 
 
 class SuccessCost(Noun, frozen=True, kw_only=True):
-    """Dollars and tokens per verified success over all requests, and the first's inverse; `low`, `high`: 95 %, None
-    with `note` why.
+    """Dollars per verified success over all requests, and its inverse; `low`, `high`: 95 %, None with `note` why.
 
-    Without any success `low` is a one-sided 95 % bound and `dollars_per_success` None.
+    Without any success `low` is a one-sided 95 % bound and `dollars_per_success` None. `tokens` are what the version
+    read and sampled in serving, its turns in conversations that another version ended included.
     """
 
     version: str = ""
@@ -45,6 +46,7 @@ class SuccessCost(Noun, frozen=True, kw_only=True):
     low: float | None
     high: float | None
     successes_per_dollar: float | None
+    tokens: int | None = None
     tokens_per_success: float | None = None
     note: str = ""
 
@@ -71,19 +73,32 @@ def served_requests(
             dollars=factor * math.fsum(priced) if costs and len(priced) == len(costs) else None,
             success=successes.get(trace.id),
             session=trace.tags.get("session", trace.id),
-            tokens=sum(turn.usage.prompt + turn.usage.output for turn in trace.turns if turn.usage is not None),
         )
         by_version.setdefault(spans[-1].version if spans else "", []).append(request)
     return by_version
 
 
-def success_cost(requests: Sequence[ServedRequest], version: str = "") -> SuccessCost:
+def served_tokens(traces: Iterable[Trace], entries: Iterable[Entry]) -> dict[str, int]:
+    """Tokens that each version read and sampled in serving, from the entries of the turns that it answered itself."""
+    answered = {
+        turn_entry(turn.id): turn.versions[-1].version if turn.versions else ""
+        for trace in traces
+        for turn in trace.turns
+    }
+    tokens: dict[str, int] = {}
+    for entry in entries:
+        if entry.stage == "serve" and (version := answered.get(entry.id)) is not None:
+            tokens[version] = tokens.get(version, 0) + entry.tokens
+    return tokens
+
+
+def success_cost(requests: Sequence[ServedRequest], version: str = "", *, tokens: int | None = None) -> SuccessCost:
     """Dollars per verified success with a 95 % interval, sessions as the random unit.
 
     r = sum cost / sum y; V = s_c^2/(m c^2) + s_y^2/(m y^2) - 2 s_cy/(m c y) over m sessions (c, y: means);
     r exp(+- 1.96 sqrt V). Fewer than 100 sessions or 10 successes: no interval; a request without price: no
-    ratio. Requests that nobody looked at count
-    with their cost; the successes seen are scaled up by the share looked at, right when that was drawn at random.
+    ratio. Requests that nobody looked at count with their cost; the successes seen are scaled up by the share looked
+    at, right when that was drawn at random. `tokens` are what the version served (`served_tokens`).
     """
     known = [request for request in requests if request.success is not None]
     scale = len(requests) / len(known) if known else 0.0
@@ -96,8 +111,10 @@ def success_cost(requests: Sequence[ServedRequest], version: str = "") -> Succes
     dollars, successes = (float(value) for value in table.sum(axis=0))
     ratio = dollars / successes if successes > 0 else None
     unpriced = sum(request.dollars is None for request in requests)
+    each = tokens / successes if tokens is not None and successes > 0 else None
     if unpriced:
-        return _unpriced(version, requests, len(table), successes, dollars, unpriced)
+        cost = _unpriced(version, requests, len(table), successes, dollars, unpriced)
+        return msgspec.structs.replace(cost, tokens=tokens, tokens_per_success=each)
     low, high, note = (
         _success_interval(table, ratio, sum(request.success or 0.0 for request in known))
         if known or not requests
@@ -114,7 +131,8 @@ def success_cost(requests: Sequence[ServedRequest], version: str = "") -> Succes
         low=low,
         high=high,
         successes_per_dollar=successes / dollars if dollars > 0 and known else None,
-        tokens_per_success=_tokens_per_success(requests, successes),
+        tokens=tokens,
+        tokens_per_success=each,
         note=note,
     )
 
@@ -142,10 +160,6 @@ def _success_interval(table: np.ndarray, ratio: float | None, seen: float) -> tu
     return ratio * math.exp(-reach), ratio * math.exp(reach), ""
 
 
-def _tokens_per_success(requests: Sequence[ServedRequest], successes: float) -> float | None:
-    return sum(request.tokens for request in requests) / successes if successes > 0 else None
-
-
 def _unpriced(
     version: str, requests: Sequence[ServedRequest], sessions: int, successes: float, dollars: float, unpriced: int
 ) -> SuccessCost:
@@ -162,6 +176,5 @@ def _unpriced(
         low=None,
         high=None,
         successes_per_dollar=None,
-        tokens_per_success=_tokens_per_success(requests, successes),
         note=f"{unpriced} of {len(requests)} requests have no price",
     )

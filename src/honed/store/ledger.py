@@ -9,8 +9,9 @@ import sqlalchemy as sa
 
 from honed.errors import UserError
 from honed.store.database import Database, insert_new
-from honed.store.schema import entries
-from honed.types import Entry, Noun
+from honed.store.rows import turn_from
+from honed.store.schema import entries, traces, turns
+from honed.types import Entry, Noun, Turn
 
 GROUPS = ("activity", "outcome", "stage", "line", "device", "subject")
 
@@ -39,6 +40,15 @@ class Ledger:
         """Stores the entries whose ids are new, and returns how many were."""
         rows = [msgspec.structs.asdict(entry) for entry in new]
         return self._database.write(lambda connection: insert_new(connection, entries, rows))
+
+    def unpaid(self, line: str, prefix: str) -> list[Turn]:
+        """Production turns of a line that no entry pays for, oldest first: one whose id is `prefix` and the turn's."""
+        paid = sa.select(entries.c.id).where(entries.c.id == sa.literal(prefix).concat(turns.c.id)).exists()
+        served = turns.join(traces, traces.c.id == turns.c.trace)
+        query = sa.select(turns).select_from(served).order_by(turns.c.at, turns.c.id)
+        query = query.where(traces.c.line == line, traces.c.origin == "production", ~paid)
+        with self._database.read() as connection:
+            return [turn_from(row) for row in connection.execute(query).mappings()]
 
     def totals(
         self,
