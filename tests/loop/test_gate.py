@@ -6,11 +6,13 @@ import hashlib
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from honed.errors import ConfigError, EngineError, Refused
+from honed.loop.court import COLLAPSE_ALPHA, collapsed, look_alphas
 from honed.loop.gate import GateResult, GateSettings, gate, make_plan, split_roles, verdict_id
-from honed.loop.paired import reusable
+from honed.loop.paired import Pairs, reusable
 from honed.types import Fault, Message, Score, SuiteResult, Task, Trace, Version
 
 OLD, NEW = Version(line="m", number=1, digest="old"), Version(line="m", number=2, digest="new")
@@ -143,6 +145,62 @@ async def test_one_kind_that_falls_inside_a_steady_guard_is_seen() -> None:
     result = await run(attempt)
     assert result.verdict.decision == "reject"
     assert any("kind kind0" in reason for reason in result.verdict.reasons)
+
+
+@pytest.mark.parametrize(("kinds", "attempts"), [(22, 4), (11, 2)])
+async def test_a_skill_that_is_gone_is_seen_where_the_mean_and_the_alarms_pass(kinds: int, attempts: int) -> None:
+    """3 or 6 conversations of the kind: too few for any sign-flip, and a small part of the guard."""
+
+    class Gone(Arms):
+        async def __call__(self, task: Task, version: str, number: int) -> Trace:
+            trace = await super().__call__(task, version, number)
+            if task.suite != "kept" or task.kind != "kind0":
+                return trace
+            value = float(version == "m@1")
+            return Trace(id="t", origin="eval", task=task.id, score=Score(value=value), tags=trace.tags, at=0.0)
+
+    attempt = Gone({"m@1": {"changed": 0.1, "kept": 0.97}, "m@2": {"changed": 0.8, "kept": 0.97}})
+    settings = SETTINGS.model_copy(update={"margin": 0.25, "attempts": attempts, "hoped_gain": 0.5})
+    result = await run(attempt, settings, [*tasks("changed"), *tasks("kept", 66, kinds=kinds)])
+    assert result.verdict.decision == "reject"
+    assert suite(result, "kept").passed
+    assert result.verdict.reasons[-1] == "what the baseline could do collapsed in guard kept: kind0"
+    assert not any("harm is shown" in reason for reason in result.verdict.reasons)
+
+
+@pytest.mark.parametrize(("shift", "allowed"), [(0.0, 0.01), (0.5, 0.02)])
+def test_a_null_candidate_is_rarely_called_gone(shift: float, allowed: float) -> None:
+    """8 kinds of two conversations of 4 tasks, all coin tosses; `shift` logits of spread a conversation."""
+    rng, num = np.random.default_rng(5), 64
+    kinds = np.arange(num) // 8
+    clusters = np.arange(num) // 4
+    alarms = 0
+    for _ in range(400):
+        rate = 1 / (1 + np.exp(-shift * rng.normal(size=16)))[clusters, None]
+        pairs = Pairs(
+            candidate=(rng.random((num, 4)) < rate).astype(float),
+            baseline=(rng.random((num, 4)) < 0.5).astype(float),
+            weights=np.ones(num),
+            clusters=tuple(map(str, clusters)),
+            kinds=tuple(map(str, kinds)),
+            faults={},
+            tries={},
+        )
+        alarms += bool(collapsed(pairs, COLLAPSE_ALPHA / 8))
+    assert alarms / 400 <= allowed
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (0.000125, 0.00025, 0.000375, 0.00175)),
+        ({"looks": False}, (0.0, 0.0, 0.0, 0.0025)),
+        ({"alpha_policy": "single"}, (0.0025, 0.005, 0.0075, 0.035)),
+        ({"attempts": 1}, (0.0025,)),
+    ],
+)
+def test_alpha_is_spent_over_slots_and_looks(changes: dict[str, object], expected: tuple[float, ...]) -> None:
+    assert look_alphas(GateSettings(**changes)) == pytest.approx(expected, rel=1e-12)
 
 
 async def test_a_guard_too_small_to_prove_anything_only_raises_alarms_and_says_so() -> None:

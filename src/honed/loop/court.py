@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from honed.loop.gate import GateSettings
 
 Dollars = Callable[[Trace], float | None]
+COLLAPSE_ALPHA = 0.01
+"""Chance that any kind of any guard is falsely called gone."""
 
 
 class Court:
@@ -113,7 +115,9 @@ class Court:
         everything = [task for tasks in guards.values() for task in tasks]
         await self.runner.run(everything, range(settings.attempts))
         alarms: dict[str, float] = {}
-        unproven, collapsed = [], []
+        unproven: list[str] = []
+        gone: list[str] = []
+        num_kinds = len({(name, task.kind) for name, tasks in guards.items() for task in tasks})
         for name, tasks in sorted(guards.items()):
             pairs = self.runner.pairs(tasks, settings.attempts, settings.pass_at)
             if broken := self._broken(pairs, decide=True):
@@ -121,11 +125,10 @@ class Court:
                 return "invalid"
             if not self._guard(name, tasks, pairs, alarms):
                 unproven.append(name)
-            collapsed += [f"{name}: {cluster}" for cluster in _collapsed(pairs)]
+            gone += [f"{name}: {kind}" for kind in collapsed(pairs, COLLAPSE_ALPHA / num_kinds)]
         harmed = self._harmed(alarms)
-        for cluster in collapsed:
-            self.reasons.append(f"what the baseline could do collapsed in guard {cluster}")
-        if harmed or collapsed:
+        self.reasons += [f"what the baseline could do collapsed in guard {kind}" for kind in gone]
+        if harmed or gone:
             return "reject"
         return "inconclusive" if unproven else "promote"
 
@@ -242,16 +245,22 @@ class Court:
         )
 
 
-def _collapsed(pairs: Pairs) -> list[str]:
-    """Clusters in which Fisher's exact test, at .01 over all clusters, shows that a skill is gone."""
+def collapsed(pairs: Pairs, level: float) -> list[str]:
+    """The kinds of request whose skill is gone: less than chance allows by Fisher's exact test at `level` over a kind's
+    attempts, and at most a quarter of the baseline's success.
+
+    One conversation's 2 to 4 attempts can't reach the level, a kind's can: 3 tasks x 4 attempts from all to none have
+    p = 4e-7. Attempts at one conversation rise and fall together, which Fisher's test does not know; the quarter makes
+    up for it. Of 2,000 simulated null candidates (.5 logits of shift a conversation, success near .5, its worst) 0.6 %
+    were called gone with two conversations a kind, and 2.8 % where each kind is a single one.
+    """
     found = []
-    names = sorted(set(pairs.clusters))
-    for name in names:
-        rows = np.array([cluster == name for cluster in pairs.clusters])
+    for kind in sorted(set(pairs.kinds)):
+        rows = np.array([name == kind for name in pairs.kinds])
         arms = [side[rows][~np.isnan(side[rows])] for side in (pairs.candidate, pairs.baseline)]
         new, old = ((int(arm.sum()), len(arm)) for arm in arms)
-        if sequential.collapse(new, old) <= 0.01 / len(names):
-            found.append(name)
+        if 4 * new[0] * old[1] <= old[0] * new[1] and sequential.collapse(new, old) <= level:
+            found.append(kind)
     return found
 
 
