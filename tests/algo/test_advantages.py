@@ -11,6 +11,13 @@ def test_one_right_of_four() -> None:
     assert advantages.leave_one_out(rewards).tolist() == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
 
 
+def test_one_right_of_four_is_above_the_floor() -> None:
+    """Variance (3/4)^2 + 3 (1/4)^2 over 3 = 1/4, std 1/2: a floor of .1 does nothing, one of 1 halves."""
+    rewards = np.array([1.0, 0, 0, 0])
+    assert advantages.standardised(rewards, 0.1).tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-12)
+    assert advantages.standardised(rewards, 1.0).tolist() == [0.75, -0.25, -0.25, -0.25]
+
+
 def test_a_nearly_uniform_group_stays_bounded() -> None:
     """Seven of .35 and one of 0: std .1237; rounding residue of .35 in fp32 must not be blown up."""
     rewards = np.array([0.35] * 7 + [0.0])
