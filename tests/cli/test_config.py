@@ -12,6 +12,7 @@ from honed.cli import output
 from honed.errors import ConfigError
 from honed.store import Store
 from honed.testing import fake_task
+from honed.types import Version
 
 from .conftest import Run
 
@@ -65,6 +66,13 @@ def test_an_evaluation_without_tasks_starts_no_learner(store: Store, run: Run) -
     assert "there are none in the split dev" in run("eval", "support@1", "--json").stderr
     store.tasks.put([fake_task("order again", split="dev", suite="orders")])
     assert run("eval", "support@1").exit_code == 1
+
+
+def test_a_version_of_another_line_is_not_measured_with_this_model(store: Store, run: Run) -> None:
+    store.versions.put(Version(line="other", number=1))
+    done = run("eval", "other@1")
+    assert done.exit_code == 2
+    assert "not of the config's line, 'support'" in done.stderr
 
 
 def test_an_unusable_store_ends_with_1(config: Path, run: Run) -> None:

@@ -15,10 +15,11 @@ Read = Callable[..., Any]
 @pytest.mark.usefixtures("store")
 def test_the_ledger_is_told_with_what_has_no_price(run: Run) -> None:
     text = run("ledger").stdout
+    assert "learn: 0 generated tokens to divide the cost by" in text
     assert "spent $0.500000" in text
-    assert "1 entries have no price" in text
+    assert "1 entry without a price: the sums are too small" in text
     assert "support@1: held-out gain over support@0 +40.0 points [+20.0, +60.0]" in text
-    assert "support@0: 1 requests" in text
+    assert "support@0: 1 request, success 0.0 %, no price of a success" in text
 
 
 @pytest.mark.usefixtures("store")

@@ -71,7 +71,7 @@ def test_sealed_tasks_are_counted_and_never_shown(run: Run, read: Read) -> None:
         assert listed["sealed"] == [{"suite": "refunds", "kind": "refund", "state": "ready", "num_tasks": 3}]
         assert SECRET not in str(listed)
         text = run("tasks", "ls", *arguments).stdout
-        assert "3 ready tasks" in text
+        assert "3 ready refund tasks of the suite refunds" in text
         assert SECRET not in text
     assert read("tasks", "ls", "--split", "holdout")["tasks"] == []
     assert read("tasks", "ls", "--split", "train")["sealed"] == []
@@ -86,7 +86,7 @@ def test_the_limit_keeps_the_newest_tasks(store: Store, run: Run, read: Read) ->
 
 def test_a_task_is_shown_with_its_attempts(store: Store, run: Run, read: Read) -> None:
     (task,) = store.tasks.list(source="trace1")
-    assert "2 attempts, 1 passed, 1 faults" in run("tasks", "show", task.id).stdout
+    assert "2 attempts, 1 passed, 1 fault" in run("tasks", "show", task.id).stdout
     shown = read("tasks", "show", task.id)
     assert set(shown["attempts"]) == {"trace3", "trace4"}
     assert shown["state"] == "ready"
@@ -149,6 +149,9 @@ def test_a_version_past_the_gate_wants_force_and_a_reason(run: Run) -> None:
         (["tasks", "ls", "--split", "foo"], "'train', 'dev', 'holdout'"),
         (["tasks", "ls", "--state", "foo"], "'ready', 'waiting', 'always', 'never', 'retired', 'quarantined'"),
         (["versions", "show", "support@9"], "no version support@9"),
+        (["versions", "show", "elsewhere@0"], "there is no line 'elsewhere': the config's is 'support'"),
+        (["why", "elsewhere@0"], "there is no line 'elsewhere'"),
+        (["eval", "elsewhere@0"], "there is no line 'elsewhere'"),
         (["versions", "show", "foo"], "write line@number (lines: support)"),
         (["why", "nothing"], "no trace and no response is called 'nothing'"),
         (["eval", "support@1", "--split", "foo"], "'train', 'dev', 'holdout'"),

@@ -25,8 +25,8 @@ def test_a_response_is_explained_by_what_taught_its_version(run: Run, read: Read
     assert [source["trace"] for source in origin["sources"]] == ["trace3"]
     assert origin["verdicts"][0]["decision"] == "promote"
     text = run("why", "trace2-turn").stdout
-    assert "trace2-turn is production, answered by support@1" in text
-    assert "support@1, parent support@0, learned from 1 traces." in text
+    assert "trace2-turn is of production, answered by support@1" in text
+    assert "support@1, parent support@0, learned from 1 trace." in text
     assert "trace1  where is my refund?" in text
 
 
@@ -56,11 +56,11 @@ def test_a_policy_of_practice_is_told_from_a_version(run: Run, read: Read) -> No
 
 
 def test_what_has_no_price_is_named(store: Store, run: Run, read: Read) -> None:
-    assert "$0.500000 spent; without a price: 1 train on gpu-x." in run("why", "support@1").stdout
+    assert "$0.500000 spent, and what has no price: train on gpu-x (1 entry)." in run("why", "support@1").stdout
     assert read("why", "support@1")["unpriced"] == {"train on gpu-x": 1}
     assert "the ledger has nothing that was spent on it." in run("why", "support@2").stdout
     store.ledger.add([entry("e3", subject="support@2", activity="sync")])
-    assert "what was spent on it has no price; without a price: 1 sync on cpu-core." in run("why", "support@2").stdout
+    assert "what was spent on it has no price: sync on cpu-core (1 entry)." in run("why", "support@2").stdout
 
 
 def test_a_spend_that_was_taken_back_is_not_missed_twice(store: Store, read: Read) -> None:

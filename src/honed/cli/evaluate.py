@@ -11,7 +11,7 @@ from honed import types
 from honed.assemble import evaluate_version
 from honed.cli import output, versions
 from honed.cli.progress import watch
-from honed.errors import NotFound
+from honed.errors import NotFound, UserError
 
 
 def evaluate(
@@ -24,7 +24,9 @@ def evaluate(
 ) -> None:
     """Attempts tasks of the store with a version: success with a 95 % interval, faults and dollars."""
     settings, store = output.settings(config), output.store(config)
-    asked = versions.find(store, version)
+    asked = versions.find(store, version, settings.model.line)
+    if asked.line != settings.model.line:
+        raise UserError(f"{asked.id} is not of the config's line, {settings.model.line!r}: name its own config.")
     if not store.tasks.list(split, suite, state="ready"):
         known = sorted({task.suite for task in store.tasks.list(split, state="ready")})
         there = f"suites that have some: {', '.join(known)}" if known else f"there are none in the split {split}"

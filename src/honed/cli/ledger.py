@@ -21,11 +21,13 @@ def ledger(config: output.ConfigOption = None, json: output.JsonOption = False) 
         typer.echo(f"  {device}: {basis}")
     typer.echo(f"spent {output.dollars(found.dollars)}, of it waste {output.dollars(found.waste_dollars)}")
     if found.num_unpriced:
-        typer.echo(f"  {found.num_unpriced} entries have no price: the sums are too small by what they cost")
+        missing = output.num(found.num_unpriced, "entry without a price", "entries without a price")
+        typer.echo(f"  {missing}: the sums are too small by what they cost")
     _show_spend(found)
     for cost in found.tokens:
         full, busy = output.dollars(cost.full_per_million), output.dollars(cost.busy_per_million)
-        typer.echo(f"{cost.stage}: {cost.tokens} tokens, {full} per million ({busy} while busy)")
+        price = f", {full} per million ({busy} while busy)" if cost.tokens else " to divide the cost by"
+        typer.echo(f"{cost.stage}: {output.num(cost.tokens, 'generated token')}{price}")
     for success in found.successes:
         typer.echo(_success(success))
     for version in found.versions:
@@ -50,13 +52,17 @@ def _show_spend(found: LedgerReport) -> None:
 
 
 def _success(cost: SuccessCost) -> str:
+    requests = output.num(cost.num_requests, "request")
     if cost.dollars_per_success is None:
-        return f"{cost.version}: {cost.num_requests} requests, no verified success ({cost.note})"
+        rate = (
+            "nobody looked at success" if cost.success_rate is None else f"success {output.percent(cost.success_rate)}"
+        )
+        return f"{cost.version}: {requests}, {rate}, no price of a success ({cost.note})"
     interval = (
         f" [{output.dollars(cost.low)}, {output.dollars(cost.high)}]" if cost.low is not None else f" ({cost.note})"
     )
     return (
-        f"{cost.version}: {cost.num_requests} requests, success {output.percent(cost.success_rate)}, "
+        f"{cost.version}: {requests}, success {output.percent(cost.success_rate)}, "
         f"{output.dollars(cost.dollars_per_success)} per verified success{interval}"
     )
 

@@ -61,6 +61,11 @@ def console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
+def num(count: int, one: str, many: str = "") -> str:
+    """A count with its noun: "1 trace", "2 traces", "2 entries"."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def one_line(text: str | None, width: int = 70) -> str:
     """The text on one line, cut where it is longer than `width`."""
     line = " ".join((text or "").split())

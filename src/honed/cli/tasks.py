@@ -57,8 +57,9 @@ def ls(
     if len(found) < len(tasks):
         typer.echo(f"{len(tasks) - len(found)} older ones are not shown; --limit shows more.")
     for group in sealed:
-        told = " ".join(part for part in (group.suite and f"suite {group.suite}", group.kind) if part) or "no suite"
-        typer.echo(f"sealed for the gate: {group.num_tasks} {group.state} tasks, {told}")
+        what = " ".join(filter(None, (group.state, group.kind, "task")))
+        suite = f" of the suite {group.suite}" if group.suite else ""
+        typer.echo(f"sealed for the gate: {output.num(group.num_tasks, what)}{suite}")
 
 
 @app.command("show")
@@ -79,7 +80,8 @@ def show(
     for message in task.prompt:
         typer.echo(f"  {message.role}: {message.content}")
     passed = sum(1 for a in attempts if a.score is not None and a.score.value >= 1)
-    typer.echo(f"  {len(attempts)} attempts, {passed} passed, {sum(a.fault is not None for a in attempts)} faults")
+    faults = output.num(sum(a.fault is not None for a in attempts), "fault")
+    typer.echo(f"  {output.num(len(attempts), 'attempt')}, {passed} passed, {faults}")
 
 
 def _row(listed: Listed) -> tuple[str, ...]:

@@ -53,11 +53,13 @@ def show(
         for message in (*turn.added, turn.reply):
             for line in _lines(message):
                 typer.echo(line)
-        typer.echo(f"    {turn.id}  {len(turn.output)} tokens, {turn.finish}, {turn.fidelity}")
+        length = output.num(len(turn.output), "token") if turn.fidelity == "tokens" else f"kept as {turn.fidelity}"
+        typer.echo(f"    response {turn.id}: {length}, finish {turn.finish}")
     for line in told_feedback(store.feedback.of([trace.id, *(turn.id for turn in trace.turns)])):
         typer.echo(f"  {line}")
     if trace.score is not None:
-        typer.echo(f"  score {trace.score.value:g} by {trace.score.verifier}: {trace.score.evidence}")
+        evidence = f": {trace.score.evidence}" if trace.score.evidence else ""
+        typer.echo(f"  score {trace.score.value:g} by {trace.score.verifier}{evidence}")
     if trace.fault is not None:
         typer.echo(f"  fault at {trace.fault.boundary}: {trace.fault.message}")
 
@@ -93,5 +95,6 @@ def score_of(trace: types.Trace) -> str:
 
 
 def _lines(message: types.Message) -> list[str]:
-    text = [f"  {message.role}: {message.content}"] if message.content else []
+    said = (message.content or "").replace("\n", "\n    ")
+    text = [f"  {message.role}: {said}"] if said else []
     return text + [f"  {message.role} -> {call.name}({call.arguments})" for call in message.tool_calls]

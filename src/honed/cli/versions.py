@@ -10,7 +10,7 @@ import typer
 from honed import types
 from honed.assemble import release_version, rollback_version
 from honed.cli import output
-from honed.errors import UserError
+from honed.errors import NotFound, UserError
 from honed.store import Store
 
 app = typer.Typer(help="Versions of a model line: list, show, release, roll back.", no_args_is_help=True)
@@ -39,7 +39,7 @@ def ls(config: output.ConfigOption = None, line: output.LineOption = None, json:
 def show(id: VersionArgument, config: output.ConfigOption = None, json: output.JsonOption = False) -> None:
     """Shows one version with its files, its recipe and every verdict on it."""
     store = output.store(config)
-    version = find(store, id)
+    version = find(store, id, output.settings(config).model.line)
     verdicts = store.verdicts.list(version=version.id)
     if json:
         output.show_json({"id": version.id, "version": version, "verdicts": verdicts})
@@ -66,7 +66,8 @@ def release(
     if force and not reason:
         raise UserError("--force releases a version that no gate promoted: say why with --reason.")
     store = output.store(config)
-    done = release_version(output.settings(config), store, find(store, id), force=force, reason=reason)
+    settings = output.settings(config)
+    done = release_version(settings, store, find(store, id, settings.model.line), force=force, reason=reason)
     if json:
         output.show_json(done)
         return
@@ -93,13 +94,19 @@ def _row(store: Store, version: types.Version) -> dict[str, Any]:
     return {**known, **msgspec.structs.asdict(version)}
 
 
-def find(store: Store, id: str) -> types.Version:
-    """The version called `line@number`, or a bare number where the store holds one line."""
+def find(store: Store, id: str, line: str) -> types.Version:
+    """The version called `line@number`, or a bare number where there is one line; `line` is the config's own.
+
+    Raises NotFound, also for the base model of a line that neither the store nor the config knows.
+    """
+    lines = sorted({version.line for version in store.versions.list()} or {line})
     if "@" in id:
-        return store.versions.find(id)
-    lines = sorted({version.line for version in store.versions.list()})
+        found = store.versions.find(id)
+        if found.number == 0 and found.line not in (line, *lines) and not store.traces.count(line=found.line):
+            raise NotFound(f"there is no line {found.line!r}: the config's is {line!r} (lines: {', '.join(lines)}).")
+        return found
     if not id.isdigit() or len(lines) != 1:
-        raise UserError(f"{id!r} is no version id; write line@number (lines: {', '.join(lines) or 'none'}).")
+        raise UserError(f"{id!r} is no version id; write line@number (lines: {', '.join(lines)}).")
     return store.versions.find(f"{lines[0]}@{id}")
 
 

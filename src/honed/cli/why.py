@@ -61,7 +61,7 @@ def why(
     """Explains a response or a trace (which version answered, and what taught it), or a version."""
     store = output.store(config)
     if "@" in id or id.isdigit():
-        found = origin_of(store, versions.find(store, id).id)
+        found = origin_of(store, versions.find(store, id, output.settings(config).model.line).id)
         if json:
             output.show_json(found)
         else:
@@ -73,7 +73,7 @@ def why(
         output.show_json(explained)
         return
     answered = ", ".join(found.id for found in explained.versions) or "a version that was not recorded"
-    typer.echo(f"{id} is {trace.origin}, answered by {answered}, {output.when(trace.at)}.")
+    typer.echo(f"{id} is of {trace.origin}, answered by {answered}, {output.when(trace.at)}.")
     for line in told_feedback(explained.feedback):
         typer.echo(f"  {line}")
     if trace.signals:
@@ -139,9 +139,10 @@ def _show_origin(store: Store, found: Origin) -> None:
         return
     assert found.version is not None
     parent = f"{found.version.line}@{found.version.parent or 0}"
-    typer.echo(f"{found.id}, parent {parent}, learned from {len(found.sources)} traces.")
+    typer.echo(f"{found.id}, parent {parent}, learned from {output.num(len(found.sources), 'trace')}.")
     typer.echo(f"  {_price(found)}")
-    typer.echo(f"  taught by {len(found.failures)} production failures" + (":" if found.failures else "."))
+    failures = output.num(len(found.failures), "production failure")
+    typer.echo(f"  taught by {failures}" + (":" if found.failures else "."))
     for failure in found.failures[:MAX_SHOWN]:
         typer.echo(f"    {failure}  {_request(store, failure)}")
     if len(found.failures) > MAX_SHOWN:
@@ -155,9 +156,10 @@ def _show_origin(store: Store, found: Origin) -> None:
 def _price(found: Origin) -> str:
     if not found.num_entries:
         return "the ledger has nothing that was spent on it."
-    missing = ", ".join(f"{count} {name}" for name, count in found.unpriced.items())
-    spent = "what was spent on it has no price" if found.dollars is None else f"{output.dollars(found.dollars)} spent"
-    return f"{spent}; without a price: {missing}." if missing else f"{spent}."
+    missing = ", ".join(f"{name} ({output.num(count, 'entry', 'entries')})" for name, count in found.unpriced.items())
+    if found.dollars is None:
+        return f"what was spent on it has no price: {missing}."
+    return f"{output.dollars(found.dollars)} spent" + (f", and what has no price: {missing}." if missing else ".")
 
 
 def _request(store: Store, trace_id: str) -> str:
