@@ -237,7 +237,8 @@ def test_a_probe_sets_aside_what_always_or_never_passes_with_the_reason(tmp_path
     store.tasks.put(tasks)
     scores: list[list[float | None]] = [[1, 1, 1], [0, 0, None], [0, 1, 0], [0.2, 0.4, 0.2], [None, None, 0]]
     groups = [group(task, each) for task, each in zip(tasks, scores, strict=True)]
-    worth = curate.set_aside(store, groups, SETTINGS, version="m@1.4")
+    worth, aside = curate.set_aside(store, groups, SETTINGS, version="m@1.4")
+    assert aside == {"always passes": 1, "never passes": 1}
     assert worth == [tasks[2].id, tasks[3].id, tasks[4].id]
     assert [store.tasks.state(task.id) for task in tasks] == ["always", "never", "ready", "ready", "ready"]
     assert store.tasks.reason(tasks[1].id) == "0 of 2 attempts passed with m@1.4"

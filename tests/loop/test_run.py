@@ -92,6 +92,19 @@ async def test_a_replayed_success_is_no_failure_that_taught(tmp_path: Path) -> N
     assert all(traces.get(id).signals for id in failures)
 
 
+async def test_the_report_says_what_was_not_practised_and_why(tmp_path: Path) -> None:
+    loop = await failing_line(tmp_path, base={"order": 0.6, "refund": 0.0})
+    loop = dataclasses.replace(loop, learn=loop.learn.model_copy(update={"imitate": False, "steps": 1}))
+    report = await run_once(loop)
+    lost = report.num_tasks - report.num_practised
+    assert report.set_aside["never passes"] + report.set_aside.get("always passes", 0) == lost
+    assert report.set_aside["never passes"] > 0
+    assert report.set_aside["its key is held out"] > 0  # curation's own reasons stay
+    told = report.reasons[-1]
+    assert told.startswith("set aside: ")
+    assert all(f"{count} x {reason}" in told for reason, count in report.set_aside.items())
+
+
 async def test_a_second_turn_has_nothing_to_do(tmp_path: Path) -> None:
     loop = await failing_line(tmp_path)
     await run_once(loop)

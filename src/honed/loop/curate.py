@@ -264,20 +264,24 @@ def _exact(trace: Trace) -> bool:
     return bool(trace.turns) and all(turn.fidelity == "tokens" and turn.output for turn in trace.turns)
 
 
-def set_aside(store: Store, groups: Sequence[Group], settings: CurateSettings, *, version: str) -> list[str]:
+def set_aside(
+    store: Store, groups: Sequence[Group], settings: CurateSettings, *, version: str
+) -> tuple[list[str], dict[str, int]]:
     """Judges a probe: tasks that always or never pass under `version` get that state and its reason.
 
-    Returns the ids of the tasks worth practising, in the groups' order. Faults do not count as attempts; a task with
-    fewer than two judged attempts stays as it is and is practised.
+    Returns the ids of the tasks worth practising, in the groups' order, and by reason how many are not. Faults do not
+    count as attempts; a task with fewer than two judged attempts stays as it is and is practised.
     """
-    worth = []
+    worth: list[str] = []
+    aside: Counter[str] = Counter()
     for group in groups:
         scores = [trace.score.value for trace in group.traces if trace.score is not None and trace.fault is None]
         passed = sum(score >= settings.pass_score for score in scores)
         if len(scores) >= 2 and len(set(scores)) == 1 and passed in (0, len(scores)):
             state = "always" if passed else "never"
             store.tasks.set_state(group.task, state, f"{passed} of {len(scores)} attempts passed with {version}")
+            aside[f"{state} passes"] += 1
         else:
             worth.append(group.task)
     log("curate.probed", version=version, tasks=len(groups), practised=len(worth))
-    return worth
+    return worth, dict(aside)

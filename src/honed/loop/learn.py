@@ -119,13 +119,16 @@ class _Learning:
         if self.progress.practised is not None:
             return
         tasks, attempts = self.plan.tasks, self.lesson.curate.probe_attempts
+        aside: dict[str, int] = {}
         if self.settings.steps and tasks and attempts:
             version = await self._publish()
             groups = await self._fill(PROBE_STEP, 0, tasks, version, attempts)
-            worth = await asyncio.to_thread(curate.set_aside, self.store, groups, self.lesson.curate, version=version)
+            worth, aside = await asyncio.to_thread(
+                curate.set_aside, self.store, groups, self.lesson.curate, version=version
+            )
             self._tell("learn.probed", tasks=len(tasks), practised=len(worth))
             tasks = tuple(worth)
-        self.progress = msgspec.structs.replace(self.progress, practised=tasks)
+        self.progress = msgspec.structs.replace(self.progress, practised=tasks, set_aside=aside)
         await self.save(self.progress)
 
     async def _practise(self) -> None:

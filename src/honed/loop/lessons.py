@@ -107,13 +107,14 @@ class Plan(Noun, frozen=True, kw_only=True):
 class Progress(Noun, frozen=True, kw_only=True):
     """How far a turn has learned. Stored only together with the snapshot that it describes.
 
-    `practised` are the tasks that the probe left (None: not probed yet); `skipped` counts steps without anything to
-    learn, `skipped_now` those in a row; `rewards` is the mean score of each step of practice,
-    `measured` what dev tasks said between the phases.
+    `practised` are the tasks that the probe left (None: not probed yet), `set_aside` counts the others; `skipped`
+    counts steps without anything to learn, `skipped_now` those in a row; `rewards` is the mean score of each step of
+    practice, `measured` what dev tasks said between the phases.
     """
 
     sft: int = 0
     practised: tuple[str, ...] | None = None
+    set_aside: dict[str, int] = {}
     steps: int = 0
     applied: int = 0
     skipped: int = 0

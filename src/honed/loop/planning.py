@@ -13,7 +13,7 @@ from honed.config import recipe_digest
 from honed.errors import ConfigError, Refused
 from honed.loop import capture, curate
 from honed.loop.lessons import Plan
-from honed.loop.turn import CURSOR, Given, Job, Loop, TurnReport
+from honed.loop.turn import CURSOR, Given, Job, Loop, TurnReport, told_aside
 from honed.store import Store
 from honed.types import Task, Trace, Version
 
@@ -46,7 +46,7 @@ def from_traffic(loop: Loop) -> Job | TurnReport:
     spent = tuple(trace.id for trace in failures)
     if not tasks and not shown:
         advance_cursor(loop, now, spent)
-        reasons = tuple(f"{count} x {reason}" for reason, count in found.set_aside.items())
+        reasons = told_aside(found.set_aside)
         return msgspec.structs.replace(
             told, ended="unlearned", set_aside=found.set_aside, kinds=found.kinds, reasons=reasons
         )

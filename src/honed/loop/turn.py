@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -54,9 +54,9 @@ class Job(Noun, frozen=True, kw_only=True):
 class TurnReport(Noun, frozen=True, kw_only=True):
     """What one turn of the loop did. `ended` "idle": too few failures; "unlearned": nothing in them to learn from.
 
-    `signals`, `kinds` and `set_aside` count conversations; `rewards` is the mean score of each step of practice,
-    `losses` the loss of every step of both phases, `measured` the success on dev tasks between the phases; `resumed`
-    says that a turn which was cut off was finished.
+    `signals` and `kinds` count conversations, `set_aside` also the tasks that the probe took out; `rewards` is the mean
+    score of each step of practice, `losses` the loss of every step of both phases, `measured` the success on dev tasks
+    between the phases; `resumed` says that a turn which was cut off was finished.
     """
 
     ended: Ended
@@ -125,8 +125,9 @@ class Given:
 
 
 def report_of(job: Job, ended: Ended, *, reasons: tuple[str, ...] = ()) -> TurnReport:
-    """The report of a turn that ended so."""
+    """The report of a turn that ended so; its last reasons say what was not practised, and why."""
     progress = job.progress
+    aside = {**job.set_aside, **progress.set_aside}
     return TurnReport(
         ended=ended,
         line=job.plan.line,
@@ -134,7 +135,7 @@ def report_of(job: Job, ended: Ended, *, reasons: tuple[str, ...] = ()) -> TurnR
         num_failures=len(job.failures),
         signals=job.signals,
         kinds=job.kinds,
-        set_aside=job.set_aside,
+        set_aside=aside,
         num_tasks=len(job.plan.tasks),
         num_practised=len(progress.practised or ()),
         num_demonstrations=len(job.plan.demonstrations),
@@ -144,5 +145,11 @@ def report_of(job: Job, ended: Ended, *, reasons: tuple[str, ...] = ()) -> TurnR
         skipped=progress.skipped,
         zero_variance=progress.zero_variance,
         faults=progress.faults,
-        reasons=(*reasons, *progress.notes),
+        reasons=(*reasons, *progress.notes, *told_aside(aside)),
     )
+
+
+def told_aside(aside: Mapping[str, int]) -> tuple[str, ...]:
+    """What was set aside, as one sentence for people; nothing, if nothing was."""
+    counts = ", ".join(f"{count} x {reason}" for reason, count in aside.items())
+    return (f"set aside: {counts}",) if counts else ()
