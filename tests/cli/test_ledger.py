@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 
+from honed.cli.ledger import _version
+from honed.economics.report import version_cost
+from honed.economics.success import ServedRequest, success_cost
+from honed.types import Entry, SuiteResult
+
 from .conftest import Run
 
 Read = Callable[..., Any]
@@ -34,3 +39,22 @@ def test_the_ledger_has_its_fields_as_json(read: Read) -> None:
 
 def test_an_empty_ledger_is_said(run: Run) -> None:
     assert "Nothing was spent yet." in run("ledger").stdout
+
+
+def test_a_version_is_told_with_what_a_dollar_bought_before_and_after_and_its_tokens() -> None:
+    gain = SuiteResult(
+        suite="refunds", role="target", gain=0.4, low=0.3, high=0.5, baseline=0.2, candidate=0.6, num_tasks=64,
+        num_clusters=64, p_value=0.001,
+    )  # fmt: skip
+    turn = Entry(id="e", activity="train", device="cpu-core", seconds=1.0, dollars=2.0, at=1.0)
+    asked = [ServedRequest(dollars=0.01, success=float(at < 100), session=f"s{at}") for at in range(200)]
+    before = success_cost(asked[50:], "m@1", tokens=5_000)
+    after = success_cost(asked, "m@2", tokens=30_000)
+    text = _version(version_cost("m@2", "m@1", gain, [turn], before=before, after=after))
+    head, gained, one, two = text.splitlines()
+    assert "m@2: held-out gain over m@1 +40.0 points [+30.0, +50.0]" in head
+    assert "12.8 of 64 held-out successes [9.6, 16] (95 %), 20 points" in gained
+    assert "served by m@1: 33.33 verified successes per dollar [" in one
+    assert one.endswith("100 tokens per success")
+    assert "served by m@2: 50 verified successes per dollar [" in two
+    assert two.endswith("300 tokens per success")

@@ -19,7 +19,8 @@ from honed.types import Entry, Release, Verdict
 def ledger_of(config: Config, records: Store) -> LedgerReport:
     """The whole ledger of the config's line."""
     line = config.model.line
-    entries = [*records.ledger.list(line=line, limit=None), *unpaid(config, records)]
+    owed = [entry for entry in unpaid(config, records) if entry.dollars is not None]
+    entries = [*records.ledger.list(line=line, limit=None), *owed]
     served = _served(config, records, entries)
     return ledger_report(
         entries, price_book(config), successes=list(served.values()), versions=_versions(records, line, entries, served)
