@@ -40,7 +40,7 @@ seed = {seed}
 [gate]
 target_suites = ["support-changed-before", "support-unchanged-before"]
 attempts = 1
-hoped_gain = 0.3
+hoped_gain = 0.5
 temperature = 0.3
 alpha_policy = "single"
 concurrency = 32

@@ -8,7 +8,7 @@ from collections import Counter
 from honed.types import Message, Task
 from support import env, world
 
-NUM_DEMONSTRATIONS, NUM_BROKEN, NUM_EACH, NUM_EACH_BEFORE, NUM_DEV = 64, 16, 64, 32, 24
+NUM_DEMONSTRATIONS, NUM_BROKEN, NUM_EACH, NUM_EACH_BEFORE, NUM_DEV = 64, 16, 64, 16, 24
 
 
 def demonstrations() -> list[tuple[Task, tuple[Message, ...]]]:
@@ -25,7 +25,7 @@ def demonstrations_after() -> list[tuple[Task, tuple[Message, ...]]]:
 
 
 def holdout_before() -> list[Task]:
-    """32 held-out tasks of the kinds that will change and 32 of the others, before the change."""
+    """16 held-out tasks of the kinds that will change and 16 of the others, before the change."""
     return env.suite("before", "holdout", env.HOLDOUT_SEEDS, NUM_EACH_BEFORE)
 
 
