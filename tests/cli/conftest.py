@@ -111,7 +111,7 @@ def fill(store: Store) -> None:
     )
     lost = Fault(boundary="verifier", kind="timeout", message="slow")
     store.traces.put(trace("trace4", "x", origin="rollout", task=learned.id, version="support@0.3", fault=lost))
-    store.versions.put(version(1), ["trace3"])
+    store.versions.put(version(1), {"practice": ["trace3"]})
     store.versions.put(version(2))
     store.verdicts.put(VERDICT)
     store.releases.put(Release(id="r1", line="support", version="support@1", kind="promote", verdict="verdict1", at=22))
