@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import honed
+from honed import __version__
 from honed.algo.grpo import Grpo, ProximalGrpo
 from honed.assemble import Config, build_loop, given_lessons, load_config, open_store, recipe, verify_version
-from honed.assemble.loop import environment, practice_algorithm, suite_tasks
+from honed.assemble.loop import environment, practice_algorithm, source_digest, suite_tasks
 from honed.errors import ConfigError, CorruptData, Refused
 from honed.testing import FakeEnvironment, fake_task
 from honed.types import Version
@@ -102,6 +104,27 @@ def test_the_loop_is_joined_without_a_model(folder: Path) -> None:
     assert loop.drain is not None
     assert loop.drain() == 0
     assert len(build_loop(config).store.tasks.list()) == 3
+
+
+def test_a_loops_manifest_holds_the_config_and_the_code(folder: Path) -> None:
+    config = load_config(write(folder, SCRIPTED))
+    manifest = build_loop(config).manifest
+    assert manifest["config"] == config.model_dump(mode="json")
+    assert manifest["code"] == {"version": __version__, "digest": source_digest(Path(honed.__file__).parent)}
+
+
+def test_the_codes_digest_follows_every_source_file_and_its_name(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "one.py").write_text("a = 1")
+    (tmp_path / "deep" / "two.py").write_text("b = 2")
+    first = source_digest(tmp_path)
+    (tmp_path / "notes.txt").write_text("not code")
+    (tmp_path / "one.pyc").write_bytes(b"compiled")
+    assert source_digest(tmp_path) == first
+    (tmp_path / "deep" / "two.py").write_text("b = 3")
+    changed = source_digest(tmp_path)
+    (tmp_path / "deep" / "two.py").rename(tmp_path / "deep" / "three.py")
+    assert len({first, changed, source_digest(tmp_path)}) == 3
 
 
 def test_a_suite_of_tasks_to_learn_from_is_refused(folder: Path) -> None:

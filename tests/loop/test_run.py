@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,20 @@ async def test_a_turn_turns_failures_into_a_released_version(tmp_path: Path) -> 
     assert len(report.rewards) == 3
     assert not report.resumed
     assert loop.store.jobs.get(LINE, "turn") is None
-    assert loop.store.blobs.read(f"manifests/{LINE}/1.json")
+
+
+async def test_a_version_has_a_manifest_of_what_made_it(tmp_path: Path) -> None:
+    given = {"config": {"learn": {"steps": 3}}, "code": {"version": "1", "digest": "abc"}}
+    loop = await failing_line(tmp_path, manifest=given)
+    report = await run_once(loop)
+    manifest = json.loads(loop.store.blobs.read(f"manifests/{LINE}/1.json"))
+    version = loop.store.versions.find(report.version)
+    assert manifest["version"]["parent"] == manifest["plan"]["parent"]["number"] == 0
+    assert manifest["version"]["data"] == version.data
+    assert manifest["version"]["digest"] == version.digest
+    assert len(version.data) == 64
+    assert manifest["plan"]["demonstrations"]
+    assert (manifest["config"], manifest["code"]) == (given["config"], given["code"])
 
 
 async def test_dev_tasks_tell_what_each_phase_added(tmp_path: Path) -> None:

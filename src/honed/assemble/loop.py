@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from honed import __version__, plugins
+import honed
+from honed import codec, plugins
 from honed.algo.sft import Sft
 from honed.assemble.config import Config, check, recipe
 from honed.assemble.model import open_store, prepared, price_book, renderer_of
@@ -111,7 +113,7 @@ def build_loop(config: Config, *, on_event: OnEvent = silent) -> Loop:
         gate=config.gate,
         run=config.run,
         recipe=recipe(config),
-        manifest={"config": config.model_dump(mode="json"), "code": __version__},
+        manifest={"config": config.model_dump(mode="json"), "code": code()},
         base=prepared(config).digest,
         on_event=on_event,
         drain=Drainer(Path(config.store.root) / "capture", records).drain_once,
@@ -125,6 +127,18 @@ def reserved_cores(config: Config) -> int:
     every = os.cpu_count() or 1
     own = config.learner.threads or every
     return min(every, max(config.train.threads or own, config.engine.threads or own))
+
+
+@functools.cache
+def code() -> dict[str, str]:
+    """Which honed this is: its version, and the digest of its source files, which change without it."""
+    return {"version": honed.__version__, "digest": source_digest(Path(honed.__file__).parent)}
+
+
+def source_digest(package: Path) -> str:
+    """A digest over the names and contents of a package's Python files."""
+    files = {path.relative_to(package).as_posix(): path.read_bytes() for path in package.rglob("*.py")}
+    return codec.digest({name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
 
 
 def practice_algorithm(config: Config) -> Algorithm:
