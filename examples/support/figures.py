@@ -3,6 +3,7 @@ of its own but rates; intervals come from the gate and the ledger."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,8 +18,10 @@ from honed.types import SuiteResult, Trace, Verdict
 if TYPE_CHECKING:
     from support.demo import Story
 
-SERVED_IN = {"teach": ("before", "after"), "repair": ("repaired", "restored"), "broken": ("forced",)}
-"""The parts of the story in which the version of each turn answered."""
+SERVED_IN = {
+    "teach": (("before",), ("after",)), "repair": (("repaired", "forced", "restored"),), "broken": (("forced",),)
+}  # fmt: skip
+"""The parts of the story in which the version of each turn answered, one figure for each group."""
 
 
 def gather(story: Story, machine: dict[str, Any], seconds: float, window: int) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def _versions(story: Story, verdicts: dict[str, Verdict], ledger: LedgerReport) 
                 "id": name,
                 "changed": _suite(held_out.get((name, "support-changed"))),
                 "unchanged": _suite(held_out.get((name, "support-unchanged"))),
-                "live": ", then ".join(_live(story.requests, part) for part in SERVED_IN[turn]),
+                "live": ", then ".join(_live(story.requests, name, parts) for parts in SERVED_IN[turn]),
                 "tokens_per_success": "" if tokens is None else f"{tokens:.0f}",
                 "dollars_per_success": "" if price is None else f"${price:.6f}",
                 "intelligence_per_dollar": "" if bought is None else _per_dollar(bought),
@@ -125,8 +128,8 @@ def _suite(result: SuiteResult | None) -> str:
     return f"{_percent(result.candidate)} [{_percent(low)}, {_percent(high)}]"
 
 
-def _live(requests: list[dict[str, Any]], part: str) -> str:
-    mine = [row["success"] for row in requests if row["part"] == part]
+def _live(requests: list[dict[str, Any]], version: str, parts: Sequence[str]) -> str:
+    mine = [row["success"] for row in requests if row["part"] in parts and row["version"] == version]
     return _percent(sum(mine) / len(mine)) if mine else "none"
 
 

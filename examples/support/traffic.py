@@ -56,7 +56,8 @@ async def serve_customer(
     return {
         "at": time.time(), "seed": found.seed, "era": found.era, "kind": found.kind,
         "changed": found.kind in world.CHANGED,
-        "success": score.value, "turn": replies[-1].id, "corrected": correct and score.value < 1,
+        "success": score.value, "turn": replies[-1].id, "version": replies[-1].model,
+        "corrected": correct and score.value < 1,
     }  # fmt: skip
 
 
