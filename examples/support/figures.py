@@ -14,6 +14,7 @@ from honed.economics.report import LedgerReport, VersionCost
 from honed.economics.success import rate_interval
 from honed.store import Store
 from honed.types import SuiteResult, Trace, Verdict
+from support.world import CHANGED
 
 if TYPE_CHECKING:
     from support.demo import Story
@@ -206,9 +207,7 @@ def _lineage(story: Story, records: Store) -> list[dict[str, Any]]:
     failures = [source for _, _, source in records.versions.sources(name) if source]
     if not failures:
         return []
-    trace = records.traces.get(failures[0])
-    kind = next((row["kind"] for row in story.requests if str(row["seed"]) == trace.tags.get("case")), "")
-    since = next((r for r in story.requests if r["part"] == "repaired" and r["kind"] == kind and r["success"]), None)
+    trace, since = _repaired(story, [records.traces.get(id) for id in dict.fromkeys(failures)])
     steps = [
         {"title": f"A customer's request failed: {trace.id}", "text": _said(trace)},
         {"title": f"It became a task and a lesson of {name}, with {len(set(failures)) - 1} others.", "text": ""},
@@ -221,6 +220,16 @@ def _lineage(story: Story, records: Store) -> list[dict[str, Any]]:
         served = records.traces.get(records.traces.turn(since["turn"]).trace)
         steps.append({"title": f"A request of the same kind since then: {served.id}", "text": _said(served)})
     return steps
+
+
+def _repaired(story: Story, failures: list[Trace]) -> tuple[Trace, dict[str, Any] | None]:
+    """A failure under the changed tools, and a request of its kind that was served since; else the first failure."""
+    for trace in failures:
+        kind = next((row["kind"] for row in story.requests if str(row["seed"]) == trace.tags.get("case")), "")
+        for row in story.requests:
+            if kind in CHANGED and (row["part"], row["kind"], row["success"]) == ("repaired", kind, 1):
+                return trace, row
+    return failures[0], None
 
 
 def _said(trace: Trace) -> str:

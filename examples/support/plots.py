@@ -56,7 +56,7 @@ def spend(rows: Sequence[tuple[str, dict[str, float]]]) -> str:
     """Horizontal stacked bars: (activity, {outcome: dollars}); the hatched outcomes are waste."""
     outcomes = list(dict.fromkeys(outcome for _, shares in rows for outcome in shares))
     most = max((sum(shares.values()) for _, shares in rows), default=0.0) or 1.0
-    step, left = 26, 90
+    step, left = 26, 110
     parts = []
     for index, (activity, shares) in enumerate(rows):
         y, x = 6 + index * step, float(left)
@@ -75,8 +75,8 @@ def spend(rows: Sequence[tuple[str, dict[str, float]]]) -> str:
 
 def forest(rows: Sequence[tuple[str, float, float, float, float | None, bool]]) -> str:
     """One line a suite: (label, gain, low, high, margin or None, passed), gains in points between -100 and 100."""
-    step, left = 26, 230
-    scale = (WIDTH - left - 80) / 200
+    step, left = 26, 240
+    scale = (WIDTH - left - 150) / 200
 
     def at(points: float) -> float:
         return left + (max(-100.0, min(100.0, points)) + 100) * scale
@@ -87,7 +87,10 @@ def forest(rows: Sequence[tuple[str, float, float, float, float | None, bool]]) 
         parts.append(f'<text x="{at(tick):.1f}" y="{height - 8}" text-anchor="middle" class="small">{tick:+d}</text>')
     for index, (label, gain, low, high, margin, passed) in enumerate(rows):
         y, colour = 16 + index * step, "var(--good)" if passed else "var(--bad)"
-        parts.append(f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(label)}</text>')
+        name = label if len(label) <= 34 else label[:33] + "…"
+        parts.append(
+            f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(name)}<title>{escape(label)}</title></text>'
+        )
         parts.append(
             f'<line x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{y}" y2="{y}" style="stroke:{colour};stroke-width:3"/>'
         )

@@ -88,7 +88,7 @@ def _spend_rows(demo: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
 
 def _forest_row(suite: dict[str, Any]) -> tuple[str, float, float, float, float | None, bool]:
     margin = 100 * suite["margin"] if suite["role"] == "guard" else None
-    label = f"{suite['suite']} ({suite['role']}, {suite['num_tasks']} tasks)"
+    label = f"{suite['role']}: {suite['suite']} ({suite['num_tasks']})"
     return label, 100 * suite["gain"], 100 * suite["low"], 100 * suite["high"], margin, suite["passed"]
 
 

@@ -175,7 +175,7 @@ def test_spend_bars_are_proportional_and_the_largest_fills_the_row() -> None:
     root = svg(plots.spend([("train", {"used": 3.0, "stale": 1.0}), ("serve", {"used": 2.0})]))
     widths = [float(bar.attrib["width"]) for bar in tags(root, "rect") if bar.attrib["height"] == "18"]
     assert widths == pytest.approx([3 * widths[1], widths[1], 2 * widths[1]], abs=0.2)
-    assert widths[0] + widths[1] == pytest.approx(plots.WIDTH - 90 - 110, abs=0.2)
+    assert widths[0] + widths[1] == pytest.approx(plots.WIDTH - 110 - 110, abs=0.2)
     svg(plots.spend([("train", {"used": 0.0})]))
     svg(plots.spend([]))
 
