@@ -15,7 +15,7 @@ port = 0
 [watch]
 tolerance = 0.05
 [engine]
-slots = 32
+slots = 64
 threads = {threads}
 context = 1024
 [train]
@@ -23,7 +23,7 @@ threads = {threads}
 seed = {seed}
 [rollout]
 max_tokens = 64
-concurrency = 32
+concurrency = 64
 """
 
 TEACH = """\
@@ -31,7 +31,7 @@ TEACH = """\
 suites = ["support.lessons:holdout_before"]
 [sft]
 learning_rate = 5e-4
-passes = 4
+passes = 3
 batch_size = 8
 seed = {seed}
 [learn]
@@ -43,7 +43,7 @@ attempts = 1
 hoped_gain = 0.5
 temperature = 0.3
 alpha_policy = "single"
-concurrency = 32
+concurrency = 64
 """
 
 REPAIR = """\
@@ -65,7 +65,7 @@ seed = {seed}
 learning_rate = 5e-5
 [learn]
 steps = 3
-groups_per_step = 8
+groups_per_step = 6
 group_size = 8
 dev_suites = ["support-changed"]
 seed = {seed}
@@ -76,7 +76,7 @@ attempts = 2
 hoped_gain = 0.3
 margin = 0.15
 temperature = 0.3
-concurrency = 32
+concurrency = 64
 """
 
 BROKEN = (

@@ -18,7 +18,7 @@ from honed.errors import Refused
 from support import configs, figures, report
 from support.stage import Gateway, StageFailed, Stages
 
-BEFORE, AFTER, REPAIRED, FORCED, RESTORED = 48, 120, 96, 48, 24
+BEFORE, AFTER, REPAIRED, FORCED, RESTORED = 48, 120, 72, 36, 24
 """Requests of each part of the story."""
 WINDOW = 24
 
