@@ -120,6 +120,20 @@ async def test_what_a_verifier_started_is_killed_with_it(host: VerifierHost, tmp
     await gone(int(file.read_text()))
 
 
+async def test_a_hundred_attempts_cancelled_at_once_leave_no_process() -> None:
+    host = VerifierHost(processes=4)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    asked = [asyncio.create_task(ask(host, "sleeps", 600.0)) for _ in range(100)]
+    await until(lambda: len({c.pid for c in psutil.Process().children(recursive=True)} - before) == 4)
+    for task in asked:
+        task.cancel()
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+    assert (await ask(host, "counts")).value == 1.0  # and the next one is served
+    await host.close()
+    await until(lambda: not {c.pid for c in psutil.Process().children(recursive=True)} - before)
+
+
 async def test_closing_ends_idle_and_busy_children() -> None:
     host = VerifierHost(processes=2)
     idle = int((await ask(host, "counts")).evidence)
