@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import configs, env, figures, world
+from support import configs, env, figures, results, world
 
 from honed.assemble import load_config, open_store
 from honed.store import Store
@@ -209,3 +209,12 @@ def test_figures_are_json_and_have_a_summary(demo: dict[str, Any]) -> None:
     said = figures.summary(demo)
     for text in ("support@3", "75 % before, 25 % after the tools changed, 100 %", "+50 points [+40, +60]", "240"):
         assert text in said
+
+
+def test_several_runs_make_a_table(demo: dict[str, Any]) -> None:
+    taken_back = {**demo, "rollback": "live success of support@3 was 0% over its first 6 outcomes, against 83%"}
+    title, _, first, second = results.table([demo, {**taken_back, "seed": 2}]).splitlines()
+    assert title.startswith("| seed | live, changed kinds")
+    assert first.startswith("| 1 | 75 %, 25 %, 100 % |")
+    assert "| +50.0 [+40.0, +60.0] | +5.0 (at worst -5.0, tolerated -15) | 25 %, 50 %, 75 % |" in second
+    assert second.endswith("| 6 outcomes | 10.0 |")
