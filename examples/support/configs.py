@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.world import MAX_TOKENS
+
 COMMON = """\
 [model]
 source = "smollm2"
@@ -22,7 +24,7 @@ context = 1024
 threads = {threads}
 seed = {seed}
 [rollout]
-max_tokens = 64
+max_tokens = {max_tokens}
 concurrency = 64
 """
 
@@ -90,7 +92,8 @@ BROKEN = (
 def write(folder: Path, seed: int, threads: int) -> dict[str, Path]:
     """Writes the configs into the demo's folder and returns their paths by stage."""
     paths = {}
+    values = {"seed": seed, "threads": threads, "max_tokens": MAX_TOKENS}
     for name, text in {"teach": TEACH, "repair": REPAIR, "broken": BROKEN}.items():
         paths[name] = folder / f"{name}.toml"
-        paths[name].write_text((COMMON + text).format(seed=seed, threads=threads), encoding="utf-8")
+        paths[name].write_text((COMMON + text).format(**values), encoding="utf-8")
     return paths

@@ -31,7 +31,7 @@ class SupportEnvironment:
             calls.append({"name": name, "arguments": arguments})
             return world.execute(found, name, arguments)
 
-        said = await converse(session, task.prompt, task.tools, execute, max_turns=3)
+        said = await converse(session, task.prompt, task.tools, execute, max_turns=world.MAX_TURNS)
         return Outcome(messages=tuple(said), state={"calls": calls})
 
 

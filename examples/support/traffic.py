@@ -22,7 +22,7 @@ from honed.types import Message, ToolCall
 from support import world
 from support.verify import judge
 
-TEMPERATURE, MAX_TOKENS, MAX_TURNS = 0.3, 64, 3
+TEMPERATURE = 0.3
 
 
 async def serve_customer(
@@ -31,14 +31,14 @@ async def serve_customer(
     found: world.Case,
     model: str,
     correct: bool,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int = world.MAX_TOKENS,
 ) -> dict[str, Any]:
     """One conversation from request to feedback; says what happened."""
     messages: list[dict[str, Any]] = [_plain(message) for message in world.prompt(found)]
     tools = [_schema(tool) for tool in world.tools(found.era)]
     said: list[Message] = []
     replies: list[Any] = []
-    for _ in range(MAX_TURNS):
+    for _ in range(world.MAX_TURNS):
         reply = await client.chat.completions.create(
             model=model, messages=messages, tools=tools, temperature=TEMPERATURE, max_tokens=max_tokens,  # type: ignore[arg-type]
             metadata={"case": str(found.seed), "era": found.era},
@@ -68,7 +68,7 @@ async def send(
     num_requests: int,
     concurrency: int,
     model: str,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int = world.MAX_TOKENS,
 ) -> None:
     """Sends the cases of a range of seeds, in order, and prints a JSON line for each as it ends."""
     client = openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=5, timeout=120)

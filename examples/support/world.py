@@ -18,6 +18,8 @@ CHANGED = frozenset({"cancel", "refund", "parcel"})
 REFUND_TIME: dict[Era, str] = {"before": "one week", "after": "two weeks"}
 """The policy. In words: a small model takes a number in its instructions for an argument of other calls."""
 
+MAX_TURNS, MAX_TOKENS = 2, 56
+"""Replies of a conversation (a call, then the answer) and tokens of a reply; the longest right one has 43."""
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 CITIES = ("Lyon", "Oslo", "Porto", "Milan", "Ghent", "Krakow", "Bern", "Malaga", "Turin", "Leeds")
 STATES = ("packed", "paid", "shipped", "delayed")

@@ -70,7 +70,7 @@ async def test_an_agent_that_only_calls_is_stopped() -> None:
     found = world.case(1, "after")
     calls = [ToolCall(id=f"call_{i}", name="get_order", arguments=f'{{"order_id": "A{i}"}}') for i in range(9)]
     _, session = await run(found, *(Message(role="assistant", tool_calls=(call,)) for call in calls))
-    assert len(session.seen) == 3
+    assert len(session.seen) == world.MAX_TURNS
 
 
 async def test_the_verifier_judges_in_a_process_of_its_own() -> None:

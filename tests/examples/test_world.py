@@ -149,6 +149,7 @@ def test_a_whole_attempt_is_at_most_400_tokens(era: world.Era, renderer: Rendere
         call, result, answer = world.gold(found)
         ids = renderer.start([*world.prompt(found), call, result], world.tools(era))
         assert len(ids) + len(renderer.encode_reply(answer)) <= 400
+        assert max(len(renderer.encode_reply(reply)) for reply in (call, answer)) < world.MAX_TOKENS
 
 
 # ------------------------------------------------------------------------------------------------------ tasks
