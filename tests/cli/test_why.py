@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from honed.store import Store
+from honed.testing import fake_task
 from honed.types import Version
 
 from .conftest import Run, entry, trace
@@ -75,14 +77,16 @@ def test_an_answer_without_a_version_is_said(store: Store, run: Run) -> None:
 
 
 def test_many_failures_are_counted_after_the_first(store: Store, run: Run) -> None:
+    practised = []
     for number in range(10, 17):
-        store.traces.put(trace(f"trace{number}", f"failure {number}"))
-    store.versions.put(Version(line="support", number=3, parent=2), _ids(10, 17))
+        failed = f"trace{number}"
+        task = msgspec.structs.replace(fake_task(f"refund number {number}"), source=failed)
+        store.traces.put(trace(failed, f"failure {number}"))
+        store.tasks.put([task])
+        practised.append(f"attempt{number}")
+        store.traces.put(trace(practised[-1], f"failure {number}", origin="rollout", task=task.id))
+    store.versions.put(Version(line="support", number=3, parent=2), {"practice": practised})
     text = run("why", "3").stdout
     assert "taught by 7 production failures:" in text
     assert "and 2 more" in text
     assert "no gate has judged it." in text
-
-
-def _ids(first: int, end: int) -> list[str]:
-    return [f"trace{number}" for number in range(first, end)]
