@@ -33,7 +33,7 @@ TEACH = """\
 suites = ["support.lessons:holdout_before"]
 [sft]
 learning_rate = 5e-4
-passes = 3
+passes = 4
 batch_size = 8
 seed = {seed}
 [learn]
