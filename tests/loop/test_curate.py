@@ -201,6 +201,18 @@ async def test_every_kind_is_replayed_alike_however_rare_it_is(tmp_path: Path) -
     assert sorted(asked) == ["order"] * 3 + ["parcel"] * 3 + ["refund"] * 3
 
 
+def test_the_most_unlike_requests_are_chosen_first() -> None:
+    asked = [
+        (frozenset(words.split()), Trace(id=f"trace_{index}", origin="production", at=0.0))
+        for index, words in enumerate(("a b", "a b c", "a b", "x y", "a x"))
+    ]
+    chosen = [trace.id for trace in curate.spread(asked, 4)]
+    # after "a b": "x y" shares nothing; then "a x" (1/3 with both), then "a b c" (2/3) before the repeated "a b"
+    assert chosen == ["trace_0", "trace_3", "trace_4", "trace_1"]
+    assert len(curate.spread(asked, 9)) == 5
+    assert curate.spread([], 3) == []
+
+
 async def test_conversations_of_which_no_task_is_made_are_not_replayed(tmp_path: Path) -> None:
     store = open_store(None, tmp_path)
     texts = [f"{kind} case {i} of item {i * 7} now" for i in range(20) for kind in ("order", "fax")]

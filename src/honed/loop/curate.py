@@ -242,22 +242,39 @@ def replay(
     """Up to `settings.replay` production conversations that went well since then, token-exact, none of them held out
     or near to what is.
 
-    Only those of which the maker makes a task: where it makes none (a tool is gone), nobody will ask again. Every kind
-    gives as many as it can up to an equal share, chosen by the hash of their id: they are imitated beside the
-    corrections against forgetting, and what is rare in traffic is forgotten first.
+    Only those of which the maker makes a task: where it makes none (a tool is gone), nobody will ask again. They are
+    imitated beside the corrections against forgetting, and what is rare in traffic is forgotten first: every kind gives
+    as many as it can up to an equal share, and within a kind each is as unlike those before it as can be.
     """
     if not settings.replay:
         return []
     good = {id for id, _, value, _ in store.feedback.live(line, name=capture.metric, since=since) if value >= 1.0}
     traces = store.traces.list(origin="production", line=line, since=since, limit=10_000)
     fit = [trace for trace in traces if trace.id in good and _exact(trace) and not trace.signals]
-    fence, kinds = sealed(store, settings), dict[str, list[Trace]]()
+    fence, kinds = sealed(store, settings), dict[str, list[tuple[frozenset[str], Trace]]]()
     for trace in sorted(fit, key=lambda trace: codec.digest(trace.id)):
         task = make(maker, trace, settings)
         if task is not None and task.split == "train" and not fence.near(task):
-            kinds.setdefault(task.kind, []).append(trace)
-    rounds = itertools.zip_longest(*(kinds[kind] for kind in sorted(kinds)))
+            kinds.setdefault(task.kind, []).append((shingles(task), trace))
+    rounds = itertools.zip_longest(*(spread(kinds[kind], settings.replay) for kind in sorted(kinds)))
     return [trace for row in rounds for trace in row if trace is not None][: settings.replay]
+
+
+def spread(asked: Sequence[tuple[frozenset[str], Trace]], num: int) -> list[Trace]:
+    """Up to `num` traces, from the first on always the one whose words are least like those of any chosen before
+    (farthest-first traversal, Gonzalez 1985; Jaccard index of `asked`'s shingles; ties fall to the earlier)."""
+    chosen: list[Trace] = []
+    left = [(0.0, index) for index in range(len(asked))]
+    while left and len(chosen) < num:
+        _, picked = min(left)
+        words, trace = asked[picked]
+        chosen.append(trace)
+        left = [(max(like, _jaccard(words, asked[i][0])), i) for like, i in left if i != picked]
+    return chosen
+
+
+def _jaccard(words: frozenset[str], others: frozenset[str]) -> float:
+    return len(words & others) / len(words | others)
 
 
 def _exact(trace: Trace) -> bool:
