@@ -67,6 +67,7 @@ seed = {seed}
 learning_rate = 5e-5
 [learn]
 steps = 3
+warmup_steps = 6
 groups_per_step = 6
 group_size = 8
 dev_suites = ["support-changed"]

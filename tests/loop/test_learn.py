@@ -96,6 +96,28 @@ def skills(version: Version) -> dict[str, float]:
     return read_fake(Path(version.uri), version.digest)[0]
 
 
+class Noted(FakeTrainer):
+    """Keeps the learning rate of every step."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.rates: list[float] = []
+
+    async def step(self, learning_rate: float | None = None) -> StepResult:
+        self.rates.append(learning_rate or 0.0)
+        return await super().step(learning_rate)
+
+
+async def test_a_turn_is_warmed_up_once_and_not_again_for_practice(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    lesson = await lesson_of(store, tmp_path)
+    trainer = Noted(tmp_path / "blobs", lesson.engine)
+    settings = SETTINGS.model_copy(update={"warmup_steps": 2})
+    lesson = dataclasses.replace(lesson, trainer=trainer, settings=settings)
+    await learn(lesson, plan_of(store), Progress(), Saved())
+    assert trainer.rates == pytest.approx([2e-4 / 3, 4e-4 / 3, 5e-4, 5e-4, 5e-4])
+
+
 async def test_a_version_comes_out_with_its_lineage(tmp_path: Path) -> None:
     store, saved = open_store(None, tmp_path), Saved()
     plan = plan_of(store)

@@ -141,7 +141,9 @@ class _Learning:
             groups, samples = await self._lesson_of(step, version)
             scores = [score for group in groups for score in judged(group)]
             reward = float(np.mean(scores)) if scores else 0.0
-            rate = lessons.learning_rate(self.lesson.practice.learning_rate, step, settings.warmup_steps)
+            rate = lessons.learning_rate(
+                self.lesson.practice.learning_rate, self.progress.updates, settings.warmup_steps
+            )
             result = await self._update(self.lesson.practice.algorithm, samples, rate)
             flat, faults = sum(map(is_flat, groups)), sum(t.fault is not None for g in groups for t in g.traces)
             self._tell(

@@ -38,7 +38,8 @@ class LearnSettings(Settings):
     group_size: int = Field(default=8, ge=1)
     """Attempts at each of them."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which each phase's learning rate rises linearly to its value."""
+    """Steps at a turn's beginning over which the learning rate rises linearly: a fresh AdamW's first steps are as long
+    as any. A repair by 46 lessons kept a kind that it was shown all along at 90 % with 6 of them, at 10 % without."""
     max_redraws: int = Field(default=1, ge=0)
     """Further draws of tasks for a step whose groups all scored alike."""
     max_skipped: int = Field(default=3, ge=1)
@@ -202,5 +203,5 @@ def shuffled(items: Sequence[T], *seed: int) -> list[T]:
 
 
 def learning_rate(peak: float, step: int, warmup_steps: int) -> float:
-    """The rate of a phase's step (from 0): linear over the warm-up, then constant."""
+    """The rate of a turn's step (from 0): linear over the warm-up, then constant."""
     return peak * min(1.0, (step + 1) / (warmup_steps + 1))
