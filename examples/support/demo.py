@@ -41,9 +41,10 @@ class Story:
         self.turns: dict[str, Any] = {}
         self.first_seed = 1_000 + 100_000 * seed
 
-    def mark(self, label: str) -> None:
-        """A vertical line in the plot of success over time."""
-        self.marks.append({"request": len(self.requests), "label": label})
+    def mark(self, label: str, *, after: str = "") -> None:
+        """A vertical line in the plot of success over time: here, or after the last answer of a version."""
+        answered = [index for index, row in enumerate(self.requests, 1) if row["version"] == after]
+        self.marks.append({"request": answered[-1] if answered else len(self.requests), "label": label})
 
     def customers(self, part: str, gateway: Gateway, era: str, num: int) -> None:
         """Traffic of one part of the story."""
@@ -108,7 +109,7 @@ def _tell(story: Story) -> Gateway:
         story.customers("forced", gateway, "after", FORCED)
         if not gateway.wait_for(repaired["version"], 30):
             raise StageFailed("the watch did not take the broken version back.")
-        story.mark("taken back")
+        story.mark("taken back", after=bad["version"])
         story.customers("restored", gateway, "after", RESTORED)
     except BaseException:
         gateway.close()

@@ -141,6 +141,7 @@ def _figure(body: str, legend: Sequence[str], *, height: int = HEIGHT) -> str:
     """A complete SVG; its style travels with it, so that it can stand alone as a file."""
     style = (
         "<style>:root{--a:#2563eb;--b:#d97706;--c:#6b7280;--d:#9333ea;--good:#15803d;--bad:#b91c1c}"
+        "@media(prefers-color-scheme:dark){:root{color:#ddd}}"
         "text{font:12px system-ui,sans-serif;fill:currentColor}.small{font-size:10.5px;opacity:.8}"
         ".grid{stroke:currentColor;opacity:.12}.axis{stroke:currentColor;opacity:.5}"
         ".mark{stroke:currentColor;opacity:.45;stroke-dasharray:3 3}.curve{fill:none;stroke-width:2.2}</style>"
