@@ -14,6 +14,7 @@ from honed.economics.report import LedgerReport, VersionCost
 from honed.economics.success import rate_interval
 from honed.store import Store
 from honed.types import SuiteResult, Trace, Verdict
+from support.plots import percent
 from support.world import CHANGED
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ def summary(demo: dict[str, Any]) -> str:
     """What the terminal shows in the end."""
     h, c = demo["headline"], demo["criteria"]
     live = (
-        f"Live success on the changed kinds: {_percent(h['before'])} before, {_percent(h['decayed'])} after the tools "
-        f"changed, {_percent(h['repaired'])} after one turn of the loop. The others: {_percent(h['others_before'])}, "
-        f"{_percent(h['others_decayed'])}, {_percent(h['others_repaired'])}."
+        f"Live success on the changed kinds: {percent(h['before'])} before, {percent(h['decayed'])} after the tools "
+        f"changed, {percent(h['repaired'])} after one turn of the loop. The others: {percent(h['others_before'])}, "
+        f"{percent(h['others_decayed'])}, {percent(h['others_repaired'])}."
     )
     held_out = (
         f"Held-out: {c['gain']['points']:+.0f} points [{c['gain']['low']:+.0f}, {c['gain']['high']:+.0f}] on the "
@@ -126,12 +127,12 @@ def _suite(result: SuiteResult | None) -> str:
     if result is None:
         return "not run"
     low, high = rate_interval(result.candidate * result.num_tasks, result.num_tasks)
-    return f"{_percent(result.candidate)} [{_percent(low)}, {_percent(high)}]"
+    return f"{percent(result.candidate)} [{percent(low)}, {percent(high)}]"
 
 
 def _live(requests: list[dict[str, Any]], version: str, parts: Sequence[str]) -> str:
     mine = [row["success"] for row in requests if row["part"] in parts and row["version"] == version]
-    return _percent(sum(mine) / len(mine)) if mine else "none"
+    return percent(sum(mine) / len(mine)) if mine else "none"
 
 
 def _per_dollar(bought: VersionCost) -> str:
@@ -149,7 +150,7 @@ def _stages(story: Story) -> list[dict[str, Any]]:
         {
             "name": names[row["after"]],
             "tasks": row["num_tasks"],
-            "success": f"{_percent(row['success'])} [{_percent(row['low'])}, {_percent(row['high'])}]",
+            "success": f"{percent(row['success'])} [{percent(row['low'])}, {percent(row['high'])}]",
         }
         for row in story.turns["repair"]["measured"]
     ]
@@ -240,7 +241,3 @@ def _said(trace: Trace) -> str:
                 calls = "".join(f"{call.name}({call.arguments})" for call in message.tool_calls)
                 lines.append(f"{message.role}: {message.content or ''}{calls}")
     return "\n".join(lines)
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"

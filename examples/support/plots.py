@@ -9,6 +9,11 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 260, 46, 14, 18, 34
 CURVES = ("var(--a)", "var(--b)", "var(--c)", "var(--d)")
 
 
+def percent(value: float) -> str:
+    """A share of 1, for people."""
+    return f"{100 * value:.0f} %"
+
+
 def rolling(values: Sequence[float], window: int) -> list[float]:
     """Mean of the last `window` values at each position (fewer at the start)."""
     return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]

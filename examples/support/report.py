@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 from support import plots
+from support.plots import percent
 
 HERE = Path(__file__).parent
 
@@ -68,8 +69,8 @@ def headline(demo: dict[str, Any]) -> str:
     """One sentence with the figures that matter."""
     h = demo["headline"]
     return (
-        f"Live success on the changed kinds fell from {_percent(h['before'])} to {_percent(h['decayed'])} when their "
-        f"tools changed, and came back to {_percent(h['repaired'])} after one turn of the loop"
+        f"Live success on the changed kinds fell from {percent(h['before'])} to {percent(h['decayed'])} when their "
+        f"tools changed, and came back to {percent(h['repaired'])} after one turn of the loop"
     )
 
 
@@ -90,7 +91,3 @@ def _forest_row(suite: dict[str, Any]) -> tuple[str, float, float, float, float 
     margin = 100 * suite["margin"] if suite["role"] == "guard" else None
     label = f"{suite['role']}: {suite['suite']} ({suite['num_tasks']})"
     return label, 100 * suite["gain"], 100 * suite["low"], 100 * suite["high"], margin, suite["passed"]
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"

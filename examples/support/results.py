@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.plots import percent
+
 TITLES = (
     "seed", "live, changed kinds: before, decayed, repaired", "live, other kinds", "held-out gain, changed kinds",
     "held-out change, other kinds", "dev: before, after SFT, after practice", "taken back after", "minutes",
@@ -37,7 +39,7 @@ def _row(demo: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _percents(values: Any) -> str:
-    return ", ".join(f"{100 * value:.0f} %" for value in values)
+    return ", ".join(map(percent, values))
 
 
 def main() -> None:

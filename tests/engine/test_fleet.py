@@ -174,6 +174,7 @@ async def test_a_release_that_comes_while_the_engine_is_away_is_followed_later(s
     while fleet.serving != "support@1":  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     following.cancel()
+    assert fleet.version_of(LINE) == "support@1"
 
 
 async def test_a_replica_with_no_version_that_can_be_loaded_serves_the_base_that_was_released(store: Store) -> None:

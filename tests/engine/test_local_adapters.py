@@ -150,6 +150,7 @@ async def test_an_unloaded_version_is_refused_while_its_last_request_runs() -> N
 async def test_unloading_what_is_not_loaded_does_nothing() -> None:
     engine = LocalEngine(tiny(), SETTINGS)
     await engine.unload("line@9")
+    assert (await engine.status()).versions == ()
     await engine.close()
 
 

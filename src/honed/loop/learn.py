@@ -166,7 +166,8 @@ class _Learning:
             return
         if after == "nothing" and progress.updates:
             return
-        found = [_measured(after, each) for each in await measure(await self._publish())]
+        evaluated = await measure(await self._publish())
+        found = [Measured(after=after, **msgspec.structs.asdict(each)) for each in evaluated]
         for each in found:
             self._tell("learn.measured", **msgspec.to_builtins(each))
         self.progress = msgspec.structs.replace(progress, measured=(*progress.measured, *found))
@@ -306,14 +307,3 @@ class _Learning:
 
     def _tell(self, event: str, **fields: Any) -> None:
         self.lesson.on_event(event, {"run": self.plan.run, **fields})
-
-
-def _measured(after: Literal["nothing", "sft", "practice"], found: Evaluation) -> Measured:
-    return Measured(
-        after=after,
-        suite=found.suite,
-        num_tasks=found.num_tasks,
-        success=found.success,
-        low=found.low,
-        high=found.high,
-    )

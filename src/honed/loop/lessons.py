@@ -16,6 +16,7 @@ from pydantic import Field
 from honed.config import Settings
 from honed.errors import ConfigError
 from honed.loop.curate import CurateSettings
+from honed.loop.evaluate import Evaluation
 from honed.protocols import Algorithm, Snapshot
 from honed.types import Noun, Version
 
@@ -54,15 +55,10 @@ class LearnSettings(Settings):
     """Go on with the parent's optimiser state instead of a fresh one."""
 
 
-class Measured(Noun, frozen=True, kw_only=True):
-    """Success on a suite of dev tasks with a 95 % interval: before learning, after SFT, or after practice."""
+class Measured(Evaluation, frozen=True, kw_only=True):
+    """Success on a suite of dev tasks before learning, after SFT, or after practice."""
 
     after: Literal["nothing", "sft", "practice"]
-    suite: str
-    num_tasks: int
-    success: float | None
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
