@@ -9,9 +9,12 @@ import pytest
 
 import honed
 from honed import __version__
-from honed.algo.grpo import Grpo, ProximalGrpo
+from honed.algo.dpo import Dpo
+from honed.algo.grpo import Grpo
 from honed.assemble import Config, build_loop, given_lessons, load_config, open_store, recipe, verify_version
-from honed.assemble.loop import environment, practice_algorithm, source_digest, suite_tasks
+from honed.assemble.config import check
+from honed.assemble.loop import environment, source_digest, suite_tasks
+from honed.assemble.practice import practice_phase
 from honed.errors import ConfigError, CorruptData, Refused
 from honed.testing import FakeEnvironment, fake_task
 from honed.types import Version
@@ -157,11 +160,46 @@ def test_environments_are_made_once_by_name(folder: Path) -> None:
 
 
 def test_algorithms_by_name() -> None:
-    assert isinstance(practice_algorithm(Config()), Grpo)
-    section = {"learner": {"algorithm": "proximal_grpo"}}
-    assert isinstance(practice_algorithm(Config.model_validate(section)), ProximalGrpo)
+    assert isinstance(practice_phase(Config()).algorithm, Grpo)
+    pairs = practice_phase(Config.model_validate({"learner": {"algorithm": "dpo"}, "dpo": {"learning_rate": 3e-5}}))
+    assert isinstance(pairs.algorithm, Dpo)
+    assert pairs.learning_rate == 3e-5
     with pytest.raises(ConfigError, match="Did you mean 'grpo'"):
-        practice_algorithm(Config.model_validate({"learner": {"algorithm": "gpro"}}))
+        practice_phase(Config.model_validate({"learner": {"algorithm": "gpro"}}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "needs"),
+    [
+        ({}, set()),
+        ({"grpo": {"anchor": "trainer"}}, {"old_logprobs"}),
+        ({"train": {"policy": {"kl": 0.1}}}, {"reference"}),
+        ({"learner": {"algorithm": "dpo"}}, {"reference"}),
+        ({"learner": {"algorithm": "dpo"}, "train": {"preference": {"kind": "simpo", "beta": 2.0}}}, set()),
+    ],
+)
+def test_the_loss_decides_what_an_algorithm_needs(sections: dict, needs: set) -> None:
+    assert practice_phase(Config.model_validate(sections)).algorithm.needs == needs
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        (
+            {"train": {"policy": {"objective": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}}},
+            r"grpo\.average = 'sequence'",
+        ),
+        (
+            {"train": {"policy": {"correction": "icepop", "correction_low": 0.5, "correction_high": 5.0}}},
+            r"Set grpo\.anchor = 'trainer'",
+        ),
+        ({"train": {"policy": {"kl": 0.1}}, "learner": {"algorithm": "dpo"}}, r"\[train\.policy\] is read by"),
+        ({"train": {"preference": {"kind": "ipo"}}}, r"\[train\.preference\] is read by"),
+    ],
+)
+def test_what_cannot_work_together_is_refused(sections: dict, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check(Config.model_validate(sections))
 
 
 def test_a_version_without_whole_files_is_not_released(tmp_path: Path) -> None:

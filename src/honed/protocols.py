@@ -91,8 +91,8 @@ class Engine(Protocol):
 
     def submit(self, request: Request) -> AsyncIterator[Chunk]: ...
     async def cancel(self, id: str) -> None: ...
-    async def logprobs(self, ids: Sequence[int], version: str) -> list[float]:
-        """Log-probability of each of `ids` after the first, at temperature 1: a list of len(ids) - 1."""
+    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
+        """Log-probability of each of `ids` after the first, of softmax(logits / temperature): len(ids) - 1 numbers."""
         ...
 
     async def load(self, version: Version) -> None:
@@ -233,7 +233,7 @@ class Algorithm(Protocol):
     ("old_logprobs", "reference")."""
 
     loss: ClassVar[Loss]
-    needs: ClassVar[frozenset[str]]
+    needs: frozenset[str]
 
     def __call__(self, groups: Sequence[Group]) -> list[Sample]: ...
 

@@ -37,3 +37,20 @@ def test_flat_groups(rewards: list[float], flat: bool) -> None:
 
 def test_flat_up_to_rounding() -> None:
     assert advantages.is_flat(np.array([0.1 + 0.2, 0.3]))
+
+
+def test_over_the_mean() -> None:
+    assert advantages.over_mean(np.array([1.0, 0, 0, 0])).tolist() == [3, -1, -1, -1]
+    assert advantages.over_mean(np.array([0.0, -1])).tolist() == [0, 0]
+
+
+def test_whitened() -> None:
+    """[1, -1] with 3 and 1 tokens: mean .5, variance .75."""
+    values = advantages.whitened(np.array([1.0, -1.0]), np.array([3, 1]))
+    assert values.tolist() == pytest.approx([0.5 / 0.75**0.5, -1.5 / 0.75**0.5])
+    assert advantages.whitened(np.zeros(2), np.array([1, 1])).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("length", "loss"), [(0, 0), (100, 0), (150, 0.5), (200, 1), (500, 1)])
+def test_overlong(length: int, loss: float) -> None:
+    assert advantages.overlong(length, 100, 200) == loss

@@ -21,7 +21,8 @@ def test_samples_come_in_named_sides_and_average_over_pairs() -> None:
     samples = Dpo()([group([1, 0]), group([0, 1])])
     assert [sample.pair for sample in samples] == ["0-t0:chosen", "0-t0:rejected", "1-t1:chosen", "1-t1:rejected"]
     assert samples[0].weights.tolist() == [0, 0, 0, 0.5, 0.5]
-    assert Dpo.needs == {"reference"}
+    assert Dpo().needs == {"reference"}
+    assert Dpo(reference=False).needs == set()
 
 
 def test_a_branched_side_is_refused() -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from honed.algo.grpo import AnchoredGrpo, Grpo, GrpoSettings, ProximalGrpo, judge
+from honed.algo.grpo import Grpo, GrpoSettings, judge
 from honed.config import parse
 from honed.errors import ConfigError, Refused
 from honed.protocols import Algorithm
@@ -56,15 +56,35 @@ def test_groups_that_teach_nothing_are_dropped_and_counted() -> None:
 
 
 def test_a_nearly_uniform_group_stays_bounded() -> None:
-    samples = Grpo(GrpoSettings(scale_by_std=True))([group([0.35] * 7 + [0.0])])
+    samples = Grpo(GrpoSettings(scale="std"))([group([0.35] * 7 + [0.0])])
     assert max(abs(value) for value in advantages_of(samples)) <= 3.5
 
 
 def test_standard_deviation_and_leave_one_out() -> None:
-    scaled = Grpo(GrpoSettings(scale_by_std=True))([group([1, 0, 0, 0])])
+    scaled = Grpo(GrpoSettings(scale="std"))([group([1, 0, 0, 0])])
     assert advantages_of(scaled) == pytest.approx([1.5, -0.5, -0.5, -0.5])
     left_out = Grpo(GrpoSettings(baseline="leave_one_out"))([group([1, 0, 0, 0])])
     assert advantages_of(left_out) == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+
+
+def test_over_the_mean() -> None:
+    """[1, 0, 0, 0]: (r - 1/4) / (1/4)."""
+    assert advantages_of(Grpo(GrpoSettings(scale="mean"))([group([1, 0, 0, 0])])) == pytest.approx([3, -1, -1, -1])
+
+
+def test_whitened_over_the_tokens_of_the_batch() -> None:
+    """[1, 0] twice, 2 and 3 tokens each: +-.5, mean -.1 and variance .24 over ten tokens; +-1 after (A + .1) / .49."""
+    samples = Grpo(GrpoSettings(scale="batch"))([group([1, 0]), group([1, 0])])
+    assert advantages_of(samples) == pytest.approx([0.6 / 0.24**0.5, -0.4 / 0.24**0.5] * 2)
+    tokens = np.concatenate([sample.advantages[sample.weights != 0] for sample in samples])
+    assert tokens.mean() == pytest.approx(0, abs=1e-6)
+    assert tokens.std() == pytest.approx(1, abs=1e-6)
+
+
+def test_length_costs_reward_between_start_and_limit() -> None:
+    """Lengths 2, 3, 4, 5 with start 2 and limit 4 lose 0, 1/2, 1, 1: equal scores are then no flat group."""
+    samples = Grpo(GrpoSettings(overlong_start=2, overlong_limit=4))([group([1, 1, 1, 1])])
+    assert advantages_of(samples) == pytest.approx([0.625, 0.125, -0.375, -0.375])
 
 
 def test_sequence_and_constant_averages() -> None:
@@ -125,12 +145,16 @@ def test_temperatures() -> None:
 
 def test_it_is_pure_and_an_algorithm() -> None:
     assert isinstance(Grpo(), Algorithm)
-    assert ProximalGrpo.needs == {"old_logprobs"}
-    assert AnchoredGrpo.needs == {"reference"}
+    assert Grpo().needs == set()
+    assert Grpo(GrpoSettings(anchor="trainer"), reference=True).needs == {"old_logprobs", "reference"}
     one, other = (Grpo()([group([1, 0, 1])]) for _ in range(2))
     assert all(np.array_equal(a.weights, b.weights) for a, b in zip(one, other, strict=True))
 
 
 def test_settings_that_contradict_are_refused() -> None:
-    with pytest.raises(ConfigError, match="scale_by_std"):
-        parse(GrpoSettings, {"scale_by_std": True, "baseline": "leave_one_out"})
+    with pytest.raises(ConfigError, match="scale = 'std' divides mean-centred rewards"):
+        parse(GrpoSettings, {"scale": "std", "baseline": "leave_one_out"})
+    with pytest.raises(ConfigError, match="overlong_start = 8 must be below overlong_limit = 8"):
+        parse(GrpoSettings, {"overlong_start": 8, "overlong_limit": 8})
+    with pytest.raises(ConfigError, match="overlong_start = 8 must be below"):
+        parse(GrpoSettings, {"overlong_start": 8})

@@ -215,6 +215,16 @@ async def test_logprobs_of_given_tokens(engine: LocalEngine, length: int) -> Non
     assert await engine.logprobs(ids, "") == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+async def test_logprobs_at_another_temperature(engine: LocalEngine) -> None:
+    """log softmax(logits / 2) from log softmax(logits) / 2, renormalised."""
+    ids = prompt(8, 33)
+    warm = torch.log_softmax(reference_logprobs(tiny().model, ids) / 2, -1)
+    expected = warm[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    assert await engine.logprobs(ids, "", 2.0) == pytest.approx(expected.tolist(), abs=1e-4)
+    with pytest.raises(BadRequest, match="temperature = 0"):
+        await engine.logprobs(ids, "", 0.0)
+
+
 async def test_logprobs_of_one_token_are_none(engine: LocalEngine) -> None:
     assert await engine.logprobs([3], "") == []
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from honed import codec
-from honed.algo.grpo import AnchoredGrpo, Grpo, ProximalGrpo
+from honed.algo.grpo import Grpo, GrpoSettings
 from honed.algo.sft import Sft
 from honed.economics.meter import Meter
 from honed.economics.prices import load_book
@@ -261,7 +261,10 @@ class Arrays(FakeTrainer):
         return [[0.0, *[-1.0] * (len(sample.tokens) - 1)] for sample in samples]
 
 
-@pytest.mark.parametrize(("algorithm", "name"), [(ProximalGrpo(), "old_logprobs"), (AnchoredGrpo(), "reference")])
+PROXIMAL = Grpo(GrpoSettings(anchor="trainer"))
+
+
+@pytest.mark.parametrize(("algorithm", "name"), [(PROXIMAL, "old_logprobs"), (Grpo(reference=True), "reference")])
 async def test_arrays_that_an_algorithm_needs_are_filled(tmp_path: Path, algorithm: Grpo, name: str) -> None:
     store, saved = open_store(None, tmp_path), Saved()
     lesson = await lesson_of(store, tmp_path, practice=Phase(algorithm=algorithm, learning_rate=1e-4))

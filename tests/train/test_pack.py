@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from honed.errors import Refused
 from honed.model.tree import TreeModel, build
-from honed.train import losses
 from honed.train.pack import check, micro_batches, pack
-from honed.train.settings import TrainSettings
+from honed.train.policy import policy_gradient
+from honed.train.settings import PolicySettings
 from honed.types import Sample
 
 from .models import VOCABULARY, family, gradient, relative, sample, tiny
@@ -23,7 +23,7 @@ def total_gradient(batches: list[list[int]], samples: list[Sample]) -> torch.Ten
     for indices in batches:
         batch = pack(reader, [samples[index] for index in indices])
         lp = reader.logprobs(reader.hidden(batch.tree), batch.rows, batch.targets, batch.temperatures)
-        losses.policy_gradient(lp, batch, TrainSettings(kl=0.1))[0].backward()
+        policy_gradient(lp, batch, PolicySettings(kl=0.1))[0].backward()
     return gradient(model)
 
 

@@ -1,7 +1,7 @@
 """Preferences: of two answers to one prompt, prefer the better (DPO, Rafailov et al. 2023). Pure.
 
-Beta belongs to the loss (train/settings.py); `needs` asks for the reference policy's log-probabilities, which are the
-trainer's own before the first step.
+Which loss over the pairs (DPO, IPO, SimPO) and its beta are the trainer's (train/preference.py). All but SimPO need the
+reference policy's log-probabilities: those of the version that the turn began with.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ class DpoSettings(Settings):
 
 
 class Dpo:
-    """The algorithm: a group's best attempts against its worst, each attempt in at most one pair."""
+    """The algorithm: a group's best attempts against its worst, each attempt in at most one pair. `reference` says
+    whether the loss compares with the version that the turn began with."""
 
     loss: ClassVar[Loss] = "preference"
-    needs: ClassVar[frozenset[str]] = frozenset({"reference"})
 
-    def __init__(self, settings: DpoSettings | None = None) -> None:
+    def __init__(self, settings: DpoSettings | None = None, *, reference: bool = True) -> None:
         self.settings = settings or DpoSettings()
+        self.needs: frozenset[str] = frozenset({"reference"} if reference else ())
 
     def __call__(self, groups: Sequence[Group]) -> list[Sample]:
         return pair_samples([pair for group in groups for pair in self.pairs(group)])

@@ -1,7 +1,7 @@
 """Group-relative policy gradients: each attempt's advantage is its reward against the other attempts at its task.
 
-Pure: groups in, samples out, every normaliser folded into the weights. The clipping constants belong to the loss
-(train/settings.py). An attempt with a fault or without a score is left out of its group's statistics as if it had
+Pure: groups in, samples out, every normaliser folded into the weights. What is clipped and corrected belongs to the
+loss (train/policy.py). An attempt with a fault or without a score is left out of its group's statistics as if it had
 never been made; it is not a zero.
 """
 
@@ -28,23 +28,37 @@ class GrpoSettings(Settings):
 
     learning_rate: float = Field(default=2e-5, gt=0)
     """AdamW's rate for policy-gradient steps: about a tenth of imitation's."""
+    anchor: Literal["sampler", "trainer"] = "sampler"
+    """What ratios are taken against: the log-probabilities of the sampler, so that the ratio itself corrects for what
+    differs; or the trainer's own before the update, with the sampler's error corrected by [train.policy]."""
     baseline: Literal["mean", "leave_one_out"] = "mean"
     """What a reward is compared with: the group's mean, or the mean of the other attempts (RLOO)."""
-    scale_by_std: bool = False
-    """Divide by the group's standard deviation; it makes nearly uniform groups count as much as divided ones."""
+    scale: Literal["none", "std", "mean", "batch"] = "none"
+    """What advantages are divided by: nothing (Dr. GRPO), the group's standard deviation (GRPO, where nearly uniform
+    groups count as much as divided ones), its mean (MaxRL), or the batch's deviation over tokens (REINFORCE++)."""
     std_floor: float = Field(default=0.1, gt=0)
-    """The least standard deviation that scale_by_std divides by."""
+    """The least standard deviation that scale = "std" divides by."""
     average: Literal["token", "sequence", "constant"] = "token"
     """Mean over the batch's tokens, over attempts of their token means, or sums over a constant length."""
     constant_length: int = Field(default=256, ge=1)
     """The length that average = "constant" divides by."""
     truncated: Literal["keep", "mask"] = "keep"
     """An attempt cut by the token limit: keep its score, or leave it out like a fault."""
+    overlong_start: int = Field(default=0, ge=0)
+    """Sampled tokens of an attempt from which its reward falls (DAPO's soft punishment); see overlong_limit."""
+    overlong_limit: int = Field(default=0, ge=0)
+    """Sampled tokens at which a whole 1 is lost; 0: length costs nothing."""
 
     @model_validator(mode="after")
-    def _one_scale(self) -> GrpoSettings:
-        if self.scale_by_std and self.baseline == "leave_one_out":
-            raise ValueError("scale_by_std divides mean-centred rewards; set baseline = 'mean' or scale_by_std = false")
+    def _consistent(self) -> GrpoSettings:
+        if self.scale in ("std", "mean") and self.baseline == "leave_one_out":
+            raise ValueError(
+                f"scale = {self.scale!r} divides mean-centred rewards; set baseline = 'mean' or scale = 'none'"
+            )
+        if (self.overlong_limit or self.overlong_start) and self.overlong_start >= self.overlong_limit:
+            raise ValueError(
+                f"overlong_start = {self.overlong_start} must be below overlong_limit = {self.overlong_limit}"
+            )
         return self
 
 
@@ -67,16 +81,12 @@ def judge(group: Group, settings: GrpoSettings) -> Judged:
         raise Refused(f"group {group.id} has {len(group.traces)} attempt; GRPO compares attempts, set k to 2 or more.")
     attempts = [_attempt(trace, settings) for trace in group.traces]
     valid = [index for index, spend in enumerate(attempts) if spend == "used"]
-    rewards = np.array([_reward(group.traces[index]) for index in valid], np.float64)
+    rewards = np.array([_reward(group.traces[index], settings) for index in valid], np.float64)
     if len(valid) < 2:
         return _unused(group, "fault", attempts)
     if advantages.is_flat(rewards):
         return _unused(group, "zero_variance", attempts)
-    if settings.scale_by_std:
-        values = advantages.standardised(rewards, settings.std_floor)
-    else:
-        values = (advantages.centred if settings.baseline == "mean" else advantages.leave_one_out)(rewards)
-    found = dict(zip(valid, values.tolist(), strict=True))
+    found = dict(zip(valid, _advantages(rewards, settings).tolist(), strict=True))
     return Judged(
         group=group,
         outcome="used",
@@ -86,17 +96,19 @@ def judge(group: Group, settings: GrpoSettings) -> Judged:
 
 
 class Grpo:
-    """The algorithm, anchored at the sampler's own log-probabilities: the ratio itself corrects for staleness.
+    """The algorithm. `reference` asks for the log-probabilities of the version that the turn began with, which a
+    penalty for leaving it needs (train.policy.kl above 0).
 
     Raises Refused, naming the trace, for attempts without token ids or log-probabilities, and for attempts sampled
     greedily or with top_p or top_k, whose log-probabilities are not the policy's.
     """
 
     loss: ClassVar[Loss] = "policy_gradient"
-    needs: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(self, settings: GrpoSettings | None = None) -> None:
+    def __init__(self, settings: GrpoSettings | None = None, *, reference: bool = False) -> None:
         self.settings = settings or GrpoSettings()
+        wanted = {"old_logprobs": self.settings.anchor == "trainer", "reference": reference}
+        self.needs = frozenset(name for name, needed in wanted.items() if needed)
 
     def judge(self, groups: Sequence[Group]) -> list[Judged]:
         """What becomes of each group: for the ledger and the logs."""
@@ -111,6 +123,9 @@ class Grpo:
                 if found and advantage is not None:
                     parts.append(found)
                     values.append(advantage)
+        if values and self.settings.scale == "batch":
+            sizes = np.array([sum(part.num_trained for part in found) for found in parts])
+            values = advantages.whitened(np.array(values), sizes).tolist()
         weights = self._weights(parts)
         return [
             _sample(part, weight, advantage)
@@ -125,18 +140,6 @@ class Grpo:
             return constant(attempts, self.settings.constant_length)
         flat = iter(token_mean([part for parts in attempts for part in parts]))
         return [[next(flat) for _ in parts] for parts in attempts]
-
-
-class ProximalGrpo(Grpo):
-    """GRPO anchored at the trainer's log-probabilities before the update, with truncated importance sampling."""
-
-    needs: ClassVar[frozenset[str]] = frozenset({"old_logprobs"})
-
-
-class AnchoredGrpo(Grpo):
-    """GRPO with a penalty for leaving a reference policy (set the trainer's `kl` above 0)."""
-
-    needs: ClassVar[frozenset[str]] = frozenset({"reference"})
 
 
 def sampled_branches(trace: Trace) -> list[Branch]:
@@ -175,9 +178,20 @@ def _attempt(trace: Trace, settings: GrpoSettings) -> Spend:
     return "truncated" if cut and settings.truncated == "mask" else "used"
 
 
-def _reward(trace: Trace) -> float:
+def _reward(trace: Trace, settings: GrpoSettings) -> float:
     assert trace.score is not None
-    return trace.score.value
+    if not settings.overlong_limit:
+        return trace.score.value
+    length = sum(len(turn.output) for turn in trace.turns)
+    return trace.score.value - advantages.overlong(length, settings.overlong_start, settings.overlong_limit)
+
+
+def _advantages(rewards: np.ndarray, settings: GrpoSettings) -> np.ndarray:
+    if settings.scale == "std":
+        return advantages.standardised(rewards, settings.std_floor)
+    if settings.scale == "mean":
+        return advantages.over_mean(rewards)
+    return (advantages.centred if settings.baseline == "mean" else advantages.leave_one_out)(rewards)
 
 
 def _unused(group: Group, outcome: Spend, attempts: list[Spend]) -> Judged:

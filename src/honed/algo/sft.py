@@ -40,10 +40,10 @@ class Sft:
     """The algorithm: every output token of every trace that has no fault and reaches min_score."""
 
     loss: ClassVar[Loss] = "cross_entropy"
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, settings: SftSettings | None = None) -> None:
         self.settings = settings or SftSettings()
+        self.needs: frozenset[str] = frozenset()
 
     def __call__(self, groups: Sequence[Group]) -> list[Sample]:
         return self.samples([trace for group in groups for trace in group.traces])

@@ -127,11 +127,38 @@ def check(config: Config) -> None:
     lessons.check(config.learn, config.curate, config.sft.batch_size)
     if config.curate.maker:
         plugins.resolve("maker", config.curate.maker)
+    _check_practice(config)
     if config.learn.steps and (config.rollout.temperature <= 0 or config.rollout.top_p < 1):
         raise ConfigError(
             f"rollout.temperature = {config.rollout.temperature} and rollout.top_p = {config.rollout.top_p}: practice "
             "must sample from the whole distribution of the policy. Set them above 0 and to 1."
         )
+
+
+def _check_practice(config: Config) -> None:
+    """Refuses keys that contradict each other, or that would silently do nothing, across the sections of practice."""
+    policy, algorithm = config.train.policy, config.learner.algorithm
+    if policy.objective == "gspo" and config.grpo.average != "sequence":
+        raise ConfigError(
+            f"train.policy.objective = 'gspo' with grpo.average = {config.grpo.average!r}: a ratio of whole sequences "
+            "weighs whole sequences. Set grpo.average = 'sequence'."
+        )
+    if config.grpo.anchor == "sampler" and policy.correction != "truncate":
+        raise ConfigError(
+            f"train.policy.correction = {policy.correction!r} with grpo.anchor = 'sampler': the ratio corrects for the "
+            "sampler already, and correcting twice counts its error double. Set grpo.anchor = 'trainer'."
+        )
+    readers = {"train.policy": ("grpo", policy), "train.preference": ("dpo", config.train.preference)}
+    for section, (owner, settings) in readers.items():
+        if (
+            config.learn.steps
+            and algorithm in ("sft", "grpo", "dpo")
+            and algorithm != owner
+            and settings != type(settings)()
+        ):
+            raise ConfigError(
+                f"[{section}] is read by learner.algorithm = {owner!r}, not by {algorithm!r}; take it out."
+            )
 
 
 def recipe(config: Config) -> str:

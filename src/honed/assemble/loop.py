@@ -11,9 +11,9 @@ from pathlib import Path
 
 import honed
 from honed import codec, plugins
-from honed.algo.sft import Sft
 from honed.assemble.config import Config, check, recipe
 from honed.assemble.model import open_store, prepared, price_book, renderer_of
+from honed.assemble.practice import practice_phase, sft_phase
 from honed.economics.meter import Meter
 from honed.engine.token_model import TokenModel
 from honed.env.verify import VerifierHost
@@ -22,22 +22,15 @@ from honed.loop import deploy
 from honed.loop.demonstrations import demonstrate
 from honed.loop.evaluate import Evaluation, evaluate
 from honed.loop.judge import Bench
-from honed.loop.lessons import Phase
 from honed.loop.rollout import OnEvent, Rollouts, Sessions, silent
 from honed.loop.turn import Given, Loop
 from honed.model import checkpoint
-from honed.protocols import Algorithm, Environment, Learner, Runtime, Session
+from honed.protocols import Environment, Learner, Runtime, Session
 from honed.record import Drainer, RecordedSession
 from honed.runtime.local import LocalRuntime
 from honed.runtime.settings import LearnerSettings
 from honed.store import Store
 from honed.types import Message, Origin, Release, Sampling, Task, Trace, Version
-
-plugins.register("algorithm", "sft", "honed.algo.sft:Sft")
-plugins.register("algorithm", "grpo", "honed.algo.grpo:Grpo")
-plugins.register("algorithm", "proximal_grpo", "honed.algo.grpo:ProximalGrpo")
-plugins.register("algorithm", "anchored_grpo", "honed.algo.grpo:AnchoredGrpo")
-plugins.register("algorithm", "dpo", "honed.algo.dpo:Dpo")
 
 
 def build_runtime(config: Config) -> Runtime:
@@ -97,14 +90,8 @@ def build_loop(config: Config, *, on_event: OnEvent = silent) -> Loop:
         store=records,
         runtime=runtime,
         rollouts=lambda learner: build_rollouts(config, learner, runtime, meter, host),
-        sft=Phase(
-            algorithm=Sft(config.sft),
-            learning_rate=config.sft.learning_rate,
-            batch_size=config.sft.batch_size,
-            passes=config.sft.passes,
-            seed=config.sft.seed,
-        ),
-        practice=Phase(algorithm=practice_algorithm(config), learning_rate=config.grpo.learning_rate),
+        sft=sft_phase(config),
+        practice=practice_phase(config),
         maker=maker,
         renderer=renderer_of(config),
         capture=config.capture,
@@ -139,16 +126,6 @@ def source_digest(package: Path) -> str:
     """A digest over the names and contents of a package's Python files."""
     files = {path.relative_to(package).as_posix(): path.read_bytes() for path in package.rglob("*.py")}
     return codec.digest({name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
-
-
-def practice_algorithm(config: Config) -> Algorithm:
-    """What practice learns by, with its settings."""
-    made = plugins.resolve("algorithm", config.learner.algorithm)
-    settings = config.dpo if config.learner.algorithm == "dpo" else config.grpo
-    algorithm = made(settings) if ":" not in config.learner.algorithm else made()
-    if not isinstance(algorithm, Algorithm):
-        raise ConfigError(f"learner.algorithm = {config.learner.algorithm!r} is no algorithm.")
-    return algorithm
 
 
 def suite_tasks(config: Config) -> list[Task]:

@@ -106,16 +106,18 @@ class LocalEngine:
         """Ends a request with finish "cancelled"; what it held is free at once. An unknown id does nothing."""
         self._thread.hint(functools.partial(self._core.cancel, id))
 
-    async def logprobs(self, ids: Ids[int], version: str) -> list[float]:
-        """Log-probability of each id after the first, at temperature 1."""
+    async def logprobs(self, ids: Ids[int], version: str, temperature: float = 1.0) -> list[float]:
+        """Log-probability of each id after the first, of softmax(logits / temperature), temperature above 0."""
         self._check_ids(ids, 0)
+        if not 0 < temperature <= 100:
+            raise BadRequest(f"temperature = {temperature} is not in (0, 100].", param="temperature")
         await self._ensure(version)
         items, sink = self._pipe()
         sequence = Sequence(
             id=f"score-{next(self._order)}",
             tokens=list(ids),
             version=version,
-            sampling=Sampling(),
+            sampling=Sampling(temperature=temperature),
             sink=sink,
             order=(0, next(self._order)),
             scores=[],

@@ -52,9 +52,9 @@ class RemoteEngine:
         """Ends a request."""
         await self._client.call("cancel", id)
 
-    async def logprobs(self, ids: Sequence[int], version: str) -> list[float]:
+    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
         """Log-probability of each id after the first."""
-        return await self._client.call("logprobs", list(ids), version, result=list[float])
+        return await self._client.call("logprobs", list(ids), version, temperature, result=list[float])
 
     async def load(self, version: Version) -> None:
         """Makes a version available."""
@@ -143,9 +143,9 @@ class EngineProcess:
         if self._remote is not None and self._up.is_set():
             await self._remote.cancel(id)
 
-    async def logprobs(self, ids: Sequence[int], version: str) -> list[float]:
+    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
         """Log-probability of each id after the first."""
-        return await (await self._ready()).logprobs(ids, version)
+        return await (await self._ready()).logprobs(ids, version, temperature)
 
     async def load(self, version: Version) -> None:
         """Makes a version available, in this child and in those that follow it."""

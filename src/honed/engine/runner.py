@@ -59,7 +59,8 @@ class Runner:
                 at += 1
             elif piece.sequence.scores is not None:
                 targets = piece.sequence.tokens[piece.start + 1 : piece.end + 1]
-                found = torch.log_softmax(logits[at : at + len(targets)].float(), -1)
+                temperature = piece.sequence.sampling.temperature
+                found = torch.log_softmax(logits[at : at + len(targets)].float() / temperature, -1)
                 piece.sequence.scores += found.gather(1, self._ints(targets)[:, None])[:, 0].tolist()
                 at += len(targets)
         return sampling, logits if len(rows) == len(logits) else logits[self._ints(rows)]

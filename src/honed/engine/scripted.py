@@ -102,8 +102,8 @@ class ScriptedEngine:
         if id in self._active:
             self._cancelled.add(id)
 
-    async def logprobs(self, ids: Sequence[int], version: str) -> list[float]:
-        """The scripted log-probability of each id after the first."""
+    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
+        """The scripted log-probability of each id after the first, the same at every temperature."""
         self._require(version)
         return [_logprob(id) for id in ids[1:]]
 

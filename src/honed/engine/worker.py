@@ -44,8 +44,8 @@ def handlers(engine: Engine) -> dict[str, Callable[..., Any]]:
     async def cancel(id: str) -> None:
         await engine.cancel(id)
 
-    async def logprobs(ids: Sequence[int], version: str) -> list[float]:
-        return await engine.logprobs(ids, version)
+    async def logprobs(ids: Sequence[int], version: str, temperature: float) -> list[float]:
+        return await engine.logprobs(ids, version, temperature)
 
     async def load(version: Version) -> None:
         await engine.load(version)

@@ -264,7 +264,8 @@ class _Learning:
         return samples
 
     async def _with_reference(self, sample: Sample, version: str) -> Sample:
-        values = await self.lesson.engine.logprobs([int(id) for id in sample.tokens], version)
+        ids = [int(id) for id in sample.tokens]
+        values = await self.lesson.engine.logprobs(ids, version, sample.temperature)
         return msgspec.structs.replace(sample, reference=np.asarray([0.0, *values], dtype=np.float32))
 
     async def _advance(self, result: StepResult, *, last: bool, **done: int) -> None:

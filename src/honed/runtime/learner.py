@@ -45,9 +45,9 @@ def handlers(engine: Engine, trainer: Trainer) -> dict[str, Callable[..., Any]]:
             async for chunk in chunks:
                 yield chunk
 
-    async def logprobs(ids: Sequence[int], version: str) -> list[float]:
+    async def logprobs(ids: Sequence[int], version: str, temperature: float) -> list[float]:
         async with turns.generating():
-            return await engine.logprobs(ids, version)
+            return await engine.logprobs(ids, version, temperature)
 
     return {**calls, "submit": submit, "logprobs": logprobs, **_trainer_handlers(engine, trainer, turns)}
 

@@ -118,7 +118,7 @@ class FakeEngine:
         if id in self._running:
             self._cancelled.add(id)
 
-    async def logprobs(self, ids: Sequence[int], version: str) -> list[float]:
+    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
         """Zeros, of the right number."""
         self._require(version)
         return [0.0] * (len(ids) - 1)

@@ -121,6 +121,13 @@ def pack(model: TreeModel, samples: Sequence[Sample], *, everywhere: bool = Fals
     )
 
 
+def required(value: Tensor | None, name: str) -> Tensor:
+    """An array that a loss can't do without. Raises Refused when no sample has it."""
+    if value is None:
+        raise Refused(f"the samples have no {name}, which this loss needs.")
+    return value
+
+
 def _tensor(arrays: list[np.ndarray], dtype: type, model: TreeModel) -> Tensor:
     joined = torch.from_numpy(np.concatenate(arrays).astype(dtype))
     if dtype is np.float64 and model.dtype != torch.float64:

@@ -47,7 +47,7 @@ def forward_backward(model: TreeModel, samples: Sequence[Sample], loss: Loss, se
     for indices in micro_batches(alive, settings.micro_tokens):
         batch = pack(model, [alive[index] for index in indices])
         lp = _current(model, batch, settings)
-        value, found = losses.LOSSES[loss](lp, batch, settings)
+        value, found = losses.compute(loss, lp, batch, settings)
         total += value.item()
         if not math.isfinite(total):
             break
