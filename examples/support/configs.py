@@ -55,12 +55,13 @@ suites = ["support.lessons:holdout_after", "support.lessons:dev_after"]
 maker = "support.env:task_from_trace"
 max_tasks = 24
 max_demonstrations = 24
-replay = 32
+replay = 64
 holdout_share = 0.0
 dev_share = 0.0
 [sft]
 learning_rate = 5e-4
-passes = 3
+passes = 5
+decay = 0.4
 batch_size = 8
 seed = {seed}
 [grpo]
@@ -83,8 +84,9 @@ concurrency = 64
 """
 
 BROKEN = (
-    REPAIR.replace("learning_rate = 5e-4\npasses = 3", "learning_rate = 0.05\npasses = 2")
+    REPAIR.replace("learning_rate = 5e-4\npasses = 5\ndecay = 0.4", "learning_rate = 0.05\npasses = 2")
     .replace("steps = 3", "steps = 0")
+    .replace("replay = 64", "replay = 8")
     .replace('dev_suites = ["support-changed"]\n', "")
 )
 """A learning rate a hundred times too high."""

@@ -22,6 +22,8 @@ MAX_TURNS, MAX_TOKENS = 2, 56
 """Replies of a conversation (a call, then the answer) and tokens of a reply; the longest right one has 43."""
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 CITIES = ("Lyon", "Oslo", "Porto", "Milan", "Ghent", "Krakow", "Bern", "Malaga", "Turin", "Leeds")
+SIZES = ("small", "medium", "large")
+"""Of a bag. By weight it was a number like an amount, and a model of this size took it for cents after the change."""
 STATES = ("packed", "paid", "shipped", "delayed")
 REASONS = {
     "late": ("it takes too long", "it is late", "it did not come in time"),
@@ -60,10 +62,10 @@ ASK: dict[str, tuple[str, ...]] = {
         "Booking {id}: {nights} nights, please.",
     ),
     "baggage": (
-        "What does a bag of {kg} kg cost on flight {id}?",
-        "I have a {kg} kg bag on flight {id}. What is the fee?",
-        "Baggage fee for {kg} kg on {id}?",
-        "How much is {kg} kg of baggage on flight {id}?",
+        "What does a {size} bag cost on flight {id}?",
+        "I have a {size} bag on flight {id}. What is the fee?",
+        "Baggage fee for a {size} bag on {id}?",
+        "How much is a {size} bag on flight {id}?",
     ),
 }
 
@@ -89,7 +91,7 @@ def tools(era: Era) -> tuple[Tool, ...]:
     return (
         _tool("get_order", "status of an order", order_id="string"),
         _tool("change_hotel", "changes a booking", booking_id="string", nights="integer"),
-        _tool("baggage_fee", "fee for a bag", flight="string", kg="integer"),
+        _tool("baggage_fee", "fee for a bag", flight="string", size={"enum": list(SIZES)}),
         _tool("locate_shipment" if after else "track_parcel", "where a parcel is", parcel_id="string"),
         _tool("cancel_order", "cancels an order", order_id="string", **reason),
         _tool("refund", "pays money back", order_id="string", amount="integer:cents" if after else "integer:dollars"),
@@ -236,9 +238,9 @@ def _hotel(seed: int, era: Era, draw: random.Random) -> Case:
 
 
 def _baggage(seed: int, era: Era, draw: random.Random) -> Case:
-    id, kg, fee = _id("L", draw), draw.randrange(5, 33), draw.randrange(10, 90)
-    request = draw.choice(ASK["baggage"]).format(id=id, kg=kg)
-    arguments = {"flight": id, "kg": kg}
+    id, size, fee = _id("L", draw), draw.choice(SIZES), draw.randrange(10, 90)
+    request = draw.choice(ASK["baggage"]).format(id=id, size=size)
+    arguments = {"flight": id, "size": size}
     if draw.random() < 0.2:
         return _failed(
             seed,
@@ -251,8 +253,8 @@ def _baggage(seed: int, era: Era, draw: random.Random) -> Case:
             f"Sorry, flight {id} was not found.",
             id,
         )
-    answer = f"A bag of {kg} kg on flight {id} costs {fee} dollars."
-    return _case(seed, era, "baggage", request, "baggage_fee", arguments, {"fee": fee}, answer, id, str(kg), str(fee))
+    answer = f"A {size} bag on flight {id} costs {fee} dollars."
+    return _case(seed, era, "baggage", request, "baggage_fee", arguments, {"fee": fee}, answer, id, size, str(fee))
 
 
 def _case(

@@ -19,7 +19,7 @@ from honed.engine.core import MAX_FAILED_STEPS
 from honed.engine.local import LocalEngine
 from honed.engine.settings import EngineSettings
 from honed.engine.stall import until_stalled
-from honed.errors import BadRequest, ConfigError, EngineError, NotFound
+from honed.errors import BadRequest, EngineError, NotFound
 from honed.model import checkpoint
 from honed.model.linear import Adapter
 from honed.protocols import Engine, EngineStatus, Request
@@ -68,12 +68,6 @@ def check_raw(model: torch.nn.Module, ids: list[int], answer: Answer, tolerance:
     assert answer.raw == pytest.approx(found, abs=tolerance)
 
 
-def generate(model: Any, ids: list[int], num_tokens: int) -> list[int]:
-    """transformers' own greedy continuation."""
-    out = model.generate(torch.tensor([ids]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None)
-    return out[0, len(ids) :].tolist()
-
-
 async def eventually(check: Callable[[EngineStatus], bool], engine: Engine) -> None:
     """Waits until the engine's status is as wanted."""
     for _ in range(20000):
@@ -88,18 +82,6 @@ async def engine() -> AsyncIterator[LocalEngine]:
     made = LocalEngine(tiny(), SETTINGS)
     yield made
     await made.close()
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-async def test_greedy_equals_transformers_generate(kind: str) -> None:
-    loaded = tiny(kind)
-    engine = LocalEngine(loaded, SETTINGS)
-    prompts = [prompt(seed, length) for seed, length in enumerate((1, 2, 15, 16, 17, 33, 70, 130))]
-    answers = await asyncio.gather(*[ask(engine, ids) for ids in prompts])
-    for ids, answer in zip(prompts, answers, strict=True):
-        assert answer.ids == generate(loaded.model, ids, 12)
-        check_raw(loaded.model, ids, answer)
-    await engine.close()
 
 
 async def test_rows_of_every_length_serve_side_by_side() -> None:
@@ -476,8 +458,3 @@ async def test_the_local_engine_keeps_every_promise_of_an_engine(tmp_path: Path)
         return LocalEngine(tiny(), SETTINGS)
 
     await check_engine(make, prompt(3, 20), versions=versions)
-
-
-def test_sliding_windows_and_soft_caps_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="sliding"):
-        LocalEngine(tiny("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=0), SETTINGS)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+import transformers
 
 from honed.model.load import Loaded
 
@@ -21,20 +21,47 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "attn_implementation": "sdpa",
 }
-KINDS: dict[str, Any] = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
+MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_experts": 4}
+ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "mistral": ("Mistral", {"sliding_window": 24}),
+    "phi3": ("Phi3", {"pad_token_id": 0}),
+    "olmo2": ("Olmo2", {}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "pad_token_id": 0}),
+    "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5}),
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 24, "layer_types": ALTERNATING}),
+    "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 24, "layer_types": ALTERNATING}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ALTERNATING,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 24}),
+    "qwen3_moe": ("Qwen3Moe", {"head_dim": 16, **MIXTURE}),
+    "olmoe": ("Olmoe", MIXTURE),
 }
+"""Windows are shorter than the tests' prompts, so that they hide something."""
 
 
 def tiny(kind: str = "llama", **sizes: Any) -> Loaded:
     """A random model of that kind, the same every time. Weights are large enough that outputs differ clearly."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
-    config_class, model_class, extra = KINDS[kind]
-    config = config_class(**{**SIZES, **extra, **sizes})
-    model = model_class(config)
+    name, extra = KINDS[kind]
+    suffix = "TextConfig" if kind == "gemma3" else "Config"
+    if kind in ("gemma2", "gpt_oss"):  # transformers has no sdpa for what these do to scores
+        extra = {**extra, "attn_implementation": "eager"}
+    config = getattr(transformers, name + suffix)(**{**SIZES, **extra, **sizes})
+    model = getattr(transformers, name + "ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

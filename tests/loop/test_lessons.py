@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,11 +26,26 @@ PLAN = Plan(
 
 
 def test_every_pass_sees_every_demonstration_once_in_an_order_of_its_own() -> None:
-    phase = Phase(algorithm=Sft(), learning_rate=1.0, batch_size=2)
-    passes = [[id for step in range(3) for id in lessons.sft_batch(PLAN, phase, 3 * n + step)] for n in range(3)]
-    assert [sorted(ids) for ids in passes] == [["a", "b", "c", "d", "e"]] * 3
+    phase = Phase(algorithm=Sft(), learning_rate=1.0, batch_size=2, passes=3)
+    batches = lessons.sft_batches(msgspec.structs.replace(PLAN, replay=()), phase)
+    assert [len(batch) for batch in batches] == [2, 1] * 3
+    passes = [batches[2 * n] + batches[2 * n + 1] for n in range(3)]
+    assert [sorted(ids) for ids in passes] == [["a", "b", "c"]] * 3
     assert len({tuple(ids) for ids in passes}) > 1
-    assert [len(lessons.sft_batch(PLAN, phase, step)) for step in range(3)] == [2, 2, 1]
+
+
+def test_what_is_replayed_is_spread_over_the_passes() -> None:
+    """Two conversations in three passes: each is met once."""
+    phase = Phase(algorithm=Sft(), learning_rate=1.0, batch_size=2, passes=3)
+    batches = lessons.sft_batches(PLAN, phase)
+    assert sorted(id for batch in batches for id in batch) == sorted("abc" * 3 + "de")
+    assert sum(len(batch) for batch in batches[:2]) == 3
+    assert lessons.sft_batches(PLAN, phase) == batches
+
+
+def test_nothing_to_imitate_is_no_step() -> None:
+    phase = Phase(algorithm=Sft(), learning_rate=1.0, passes=3)
+    assert lessons.sft_batches(msgspec.structs.replace(PLAN, demonstrations=(), replay=()), phase) == []
 
 
 @given(num=st.integers(1, 30), size=st.integers(1, 12), draws=st.integers(1, 20), seed=st.integers(0, 2**31))
@@ -55,6 +71,12 @@ def test_draws_are_shuffled_anew() -> None:
 def test_the_learning_rate_rises_over_the_warm_up() -> None:
     assert [lessons.learning_rate(8.0, step, 3) for step in range(5)] == [2.0, 4.0, 6.0, 8.0, 8.0]
     assert lessons.learning_rate(8.0, 0, 0) == 8.0
+
+
+def test_the_learning_rate_falls_over_the_last_share() -> None:
+    """Of 10 steps the last 3 fall by quarters."""
+    rates = [lessons.learning_rate(8.0, step, 1, 10, 0.3) for step in range(10)]
+    assert rates == [4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 6.0, 4.0, 2.0]
 
 
 @pytest.mark.parametrize(

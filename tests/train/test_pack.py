@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.errors import Refused
-from honed.model.tree import TreeModel, build
+from honed.model.tree import build
+from honed.model.tree_model import TreeModel
 from honed.train.pack import check, micro_batches, pack
 from honed.train.policy import policy_gradient
 from honed.train.settings import PolicySettings

@@ -27,7 +27,9 @@ class SftSettings(Settings):
     batch_size: int = Field(default=8, ge=1)
     """Traces per optimiser step."""
     passes: int = Field(default=3, ge=1)
-    """How often each trace is seen."""
+    """How often each demonstration is seen; what is replayed beside them is spread over the passes and seen once."""
+    decay: float = Field(default=0.0, ge=0, le=1)
+    """The share of the steps, at the end, over which the learning rate falls linearly to 0."""
     average: Literal["token", "sequence"] = "token"
     """Mean over the batch's trained tokens, or over traces of their token means."""
     min_score: float | None = None

@@ -21,6 +21,7 @@ def sft_phase(config: Config) -> Phase:
         learning_rate=config.sft.learning_rate,
         batch_size=config.sft.batch_size,
         passes=config.sft.passes,
+        decay=config.sft.decay,
         seed=config.sft.seed,
     )
 

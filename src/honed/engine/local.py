@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
-from honed.engine import adapters, sampler
+from honed.engine import adapters, sampler, selfcheck
 from honed.engine.cache import Blocks, Rows, Shape
 from honed.engine.core import Core
 from honed.engine.runner import Runner
@@ -43,7 +43,8 @@ class AdapterChannel(Protocol):
 
 
 class LocalEngine:
-    """Implements protocols.Engine over `loaded` (model, config, digest), whose model is left as it was.
+    """Implements protocols.Engine over `loaded` (model, config, digest), whose model is left as it was. Raises
+    ConfigError, naming it, for a model that the flat layout would compute wrongly.
 
     A version that is not loaded but held by `channel` is taken from there by its name. Make it and use it in one event
     loop; `close` ends its thread.
@@ -68,7 +69,9 @@ class LocalEngine:
             prefill_chunk=settings.prefill_chunk,
             prefix=settings.prefix,
         )
-        self._core = Core(scheduler, Runner(self._serving, loaded.config, parameter.dtype, device))
+        runner = Runner(self._serving, loaded.config, parameter.dtype, device)
+        selfcheck.check(loaded.model, runner, shape)
+        self._core = Core(scheduler, runner)
         self._order = count()
         self._loading = asyncio.Lock()
         self._thread = CoreThread(self._core, settings.threads or os.cpu_count() or 1)

@@ -78,8 +78,8 @@ class Runner:
                 flat.decodes.append(self._decode(bank, decoding))
             for piece, start in members:
                 if piece.count > 1:
-                    mask = attention.prefill_mask(piece.count, piece.end, self._groups, self._dtype, self._device)
-                    flat.prefills.append(Prefill(bank, piece.sequence.row, start, start + piece.count, piece.end, mask))
+                    place = (bank, piece.sequence.row, start, start + piece.count, piece.end)
+                    flat.prefills.append(Prefill(*place, self._groups, self._dtype, self._device))
         return flat
 
     def _write(self, bank: Bank, members: list[tuple[Piece, int]]) -> Write:
@@ -91,19 +91,17 @@ class Runner:
     def _decode(self, bank: Bank, members: list[tuple[Piece, int]]) -> Decode:
         rows = [piece.sequence.row for piece, _ in members]
         num_rows = max(rows) + 1
-        shared = _shared_prefix([piece for piece, _ in members])
-        gather, lengths = [0] * num_rows, [shared + 1] * num_rows
+        gather, lengths = [0] * num_rows, [max(piece.end for piece, _ in members)] * num_rows
         for piece, start in members:
             gather[piece.sequence.row], lengths[piece.sequence.row] = start, piece.end
-        length = max(lengths)
         return Decode(
             bank=bank,
             gather=self._ints(gather),
             rows=self._ints(rows),
             index=self._ints([start for _, start in members]),
-            mask=attention.decode_mask(self._ints(lengths), shared, length, self._dtype),
-            length=length,
-            shared=shared,
+            lengths=lengths,
+            dtype=self._dtype,
+            shared=_shared_prefix([piece for piece, _ in members]),
             shared_row=rows[0],
         )
 

@@ -102,14 +102,15 @@ class _Learning:
 
     async def _imitate(self) -> None:
         plan, sft = self.plan, self.lesson.sft
-        total = sft.passes * lessons.num_batches(len(plan.imitated), sft.batch_size)
+        batches = lessons.sft_batches(plan, sft)
+        total = len(batches)
         if not self.settings.imitate or self.progress.sft >= total:
             return
         shown = {id: await asyncio.to_thread(self.store.traces.get, id) for id in plan.imitated}
         while (step := self.progress.sft) < total:
-            batch = [shown[id] for id in lessons.sft_batch(plan, sft, step)]
+            batch = [shown[id] for id in batches[step]]
             groups = [Group(id=f"group_{trace.id}", task=trace.task or "", traces=(trace,)) for trace in batch]
-            rate = lessons.learning_rate(sft.learning_rate, step, self.settings.warmup_steps)
+            rate = lessons.learning_rate(sft.learning_rate, step, self.settings.warmup_steps, total, sft.decay)
             result = await self._update(sft.algorithm, sft.algorithm(groups), rate)
             self._tell("learn.imitated", step=step + 1, of=total, loss=result.loss, seconds=result.seconds)
             await self._advance(result, sft=step + 1, last=step + 1 == total)

@@ -63,13 +63,14 @@ class Measured(Evaluation, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """An algorithm and its pace: `learning_rate` of each step; for SFT also traces per step, passes over them, and the
-    seed of their order."""
+    """An algorithm and its pace: `learning_rate` of each step; for SFT also traces per step, passes over them, the
+    share of the steps at the end over which the rate falls, and the seed of their order."""
 
     algorithm: Algorithm
     learning_rate: float
     batch_size: int = 8
     passes: int = 1
+    decay: float = 0.0
     seed: int = 0
 
 
@@ -97,7 +98,7 @@ class Plan(Noun, frozen=True, kw_only=True):
 
     @property
     def imitated(self) -> tuple[str, ...]:
-        """The trace ids of the SFT phase, in their order before shuffling."""
+        """The trace ids of the SFT phase."""
         return (*self.demonstrations, *self.replay)
 
 
@@ -161,16 +162,20 @@ def check(learn: LearnSettings, curate: CurateSettings, batch_size: int) -> None
         )
 
 
-def num_batches(num: int, batch: int) -> int:
-    """Steps of one pass over `num` things."""
-    return -(-num // batch) if num else 0
+def sft_batches(plan: Plan, phase: Phase) -> list[list[str]]:
+    """The trace ids of every SFT step. A pass is a fresh shuffle, cut into batches, the last one short, of all
+    demonstrations and of its own share of the replay.
 
-
-def sft_batch(plan: Plan, phase: Phase, step: int) -> list[str]:
-    """The trace ids of SFT step `step` (from 0): each pass is a fresh shuffle cut into batches, the last one short."""
-    number, index = divmod(step, num_batches(len(plan.imitated), phase.batch_size))
-    order = shuffled(plan.imitated, plan.seed, phase.seed, 1, number)
-    return order[index * phase.batch_size : (index + 1) * phase.batch_size]
+    So what is rehearsed is met once and never learned by heart: 32 conversations in each of three passes, and the model
+    multiplied their kilograms right and all others wrong.
+    """
+    replay = shuffled(plan.replay, plan.seed, phase.seed, 4)
+    batches: list[list[str]] = []
+    for number in range(phase.passes):
+        share = replay[len(replay) * number // phase.passes : len(replay) * (number + 1) // phase.passes]
+        order = shuffled((*plan.demonstrations, *share), plan.seed, phase.seed, 1, number)
+        batches += [order[start : start + phase.batch_size] for start in range(0, len(order), phase.batch_size)]
+    return batches
 
 
 def draw(tasks: Sequence[str], size: int, seed: int, stream: int, number: int) -> list[str]:
@@ -198,6 +203,9 @@ def shuffled(items: Sequence[T], *seed: int) -> list[T]:
     return [items[index] for index in np.random.default_rng(seed).permutation(len(items))]
 
 
-def learning_rate(peak: float, step: int, warmup_steps: int) -> float:
-    """The rate of a turn's step (from 0): linear over the warm-up, then constant."""
-    return peak * min(1.0, (step + 1) / (warmup_steps + 1))
+def learning_rate(peak: float, step: int, warmup_steps: int, end: int = 0, decay: float = 0.0) -> float:
+    """The rate of a turn's step (from 0): linear over the warm-up, then constant, and linear towards 0 over the share
+    `decay` of a phase of `end` steps (warm-up, stable, decay: Hu et al. 2024)."""
+    rising = min(1.0, (step + 1) / (warmup_steps + 1))
+    falling = min(1.0, (end - step) / (int(end * decay) + 1)) if decay else 1.0
+    return peak * rising * falling

@@ -2,8 +2,8 @@
 
 Registered with transformers' attention interface as "honed_flat"; what belongs to whom arrives as the forward keyword
 argument `honed` (a `Flat`), so there is no global state. Keys and values live in `Bank`s: rows of equal length, one row
-a sequence. The name is absent from transformers' mask registry, hence no mask is built there. Sliding windows, soft
-caps and attention sinks are refused by name, never ignored.
+a sequence. The name is absent from transformers' mask registry, hence no mask is built there: sliding windows, soft
+caps and attention sinks arrive as keyword arguments too. Other kinds of layers are refused by name, never ignored.
 """
 
 from __future__ import annotations
@@ -60,35 +60,87 @@ class Write:
     positions: Tensor
 
 
-@dataclass(frozen=True)
 class Decode:
-    """One query each for the rows 0..R-1 of a bank.
+    """One query each for some rows 0..R-1 of a bank.
 
     gather [R]: the flat token that is a row's query (any token for a row that has none); rows, index [n]: the rows
-    whose answer counts and where it goes; mask [R, 1, 1, length - shared]: 0 or -inf. The first `shared` tokens are the
-    same in every row that counts: they are read once, from row `shared_row`.
+    whose answer counts and where it goes; lengths [R]: tokens of each row, its query's included (for a row that has no
+    query any number from 1). The first `shared` tokens are the same in every row that counts: they are read once, from
+    row `shared_row`.
     """
 
-    bank: Bank
-    gather: Tensor
-    rows: Tensor
-    index: Tensor
-    mask: Tensor
-    length: int
-    shared: int = 0
-    shared_row: int = 0
+    def __init__(
+        self,
+        bank: Bank,
+        gather: Tensor,
+        rows: Tensor,
+        index: Tensor,
+        lengths: Sequence[int],
+        dtype: torch.dtype,
+        shared: int = 0,
+        shared_row: int = 0,
+    ) -> None:
+        self.bank, self.gather, self.rows, self.index = bank, gather, rows, index
+        self.shared, self.shared_row, self.length = shared, shared_row, max(lengths)
+        self._lengths = torch.tensor(lengths, device=gather.device)
+        self._shortest, self._dtype = min(lengths), dtype
+        self._spans: dict[int | None, Span] = {}
+
+    def span(self, window: int | None) -> Span:
+        """What the rows see of their own keys; a window that reaches over every row is none."""
+        window = None if window is None or window >= self.length else window
+        if window not in self._spans:
+            first = self.shared if window is None else max(0, self._shortest - window)
+            mask = decode_mask(self._lengths, first, self.length, self._dtype, window)
+            self._spans[window] = Span(first, self.shared if window is None else 0, mask)
+        return self._spans[window]
+
+
+class Prefill:
+    """Flat tokens start..end are a stretch of one row that ends at `length`; `groups` query heads share a key head."""
+
+    def __init__(
+        self, bank: Bank, row: int, start: int, end: int, length: int, groups: int, dtype: torch.dtype, device: str
+    ) -> None:
+        self.bank, self.row, self.start, self.end, self.length = bank, row, start, end, length
+        self._groups, self._dtype, self._device = groups, dtype, device
+        self._spans: dict[int | None, Span] = {}
+
+    def span(self, window: int | None) -> Span:
+        """What the stretch sees of the row's keys, mask [groups * (end - start), length - first]."""
+        window = None if window is None or window >= self.length else window
+        if window not in self._spans:
+            count = self.end - self.start
+            first = 0 if window is None else max(0, self.length - count + 1 - window)
+            mask = prefill_mask(count, self.length, self._groups, self._dtype, self._device, window)[:, first:]
+            self._spans[window] = Span(first, 0, mask)
+        return self._spans[window]
 
 
 @dataclass(frozen=True)
-class Prefill:
-    """Flat tokens start..end are a stretch of one row that ends at `length`; mask [groups * (end - start), length]."""
+class Span:
+    """Keys from `first` on under an additive mask (0 or -inf), after `shared` keys that all rows have in common."""
 
-    bank: Bank
-    row: int
-    start: int
-    end: int
-    length: int
+    first: int
+    shared: int
     mask: Tensor
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a layer's scores become weights: cap tanh(scores / cap), and per head a logit that takes weight to nothing.
+
+    `window`: how many newest keys a query sees, its own included; sinks [heads].
+    """
+
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether a softmax of the scores is all."""
+        return self.softcap is None and self.sinks is None
 
 
 @dataclass(frozen=True)
@@ -108,30 +160,44 @@ def blank(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
     return torch.from_numpy(raw).view(dtype).view(*shape)
 
 
+ATTENTION = ("full_attention", "sliding_attention")
+UNSUPPORTED = (
+    "kv_lora_rank", "num_kv_shared_layers", "attention_chunk_size", "index_topk", "keep_window_size", "alibi",
+    "per_layer_attributes",
+)  # fmt: skip
+"""Config keys of attention whose keys are not one vector a head, a token and a layer, or not all of them seen."""
+
+
 def refuse_unsupported(config: Any) -> None:
     """Raises ConfigError for a decoder whose attention this file would compute wrongly."""
-    kinds = {kind for kind in (getattr(config, "layer_types", None) or ()) if kind != "full_attention"}
+    kinds = {kind for kind in (getattr(config, "layer_types", None) or ()) if kind not in ATTENTION}
     if kinds:
-        raise ConfigError(f"the local engine has no attention of kind {', '.join(sorted(kinds))}; serve it by vLLM.")
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        raise ConfigError("the local engine has no sliding windows; serve this model by vLLM.")
-    for key in ("attn_logit_softcapping", "kv_lora_rank"):
+        raise ConfigError(f"the local engine has no layers of kind {', '.join(sorted(kinds))}; serve it by vLLM.")
+    for key in UNSUPPORTED:
         if getattr(config, key, None):
             raise ConfigError(f"the local engine has no attention with {key}; serve this model by vLLM.")
 
 
-def decode_mask(lengths: Tensor, shared: int, length: int, dtype: torch.dtype) -> Tensor:
-    """[R, 1, 1, length - shared]: 0 where a row has a token, -inf beyond its length."""
-    positions = torch.arange(shared, length, device=lengths.device)
-    mask = torch.zeros(len(lengths), length - shared, dtype=dtype, device=lengths.device)
-    return mask.masked_fill_(positions >= lengths[:, None], float("-inf"))[:, None, None]
+def decode_mask(lengths: Tensor, first: int, length: int, dtype: torch.dtype, window: int | None = None) -> Tensor:
+    """[R, 1, 1, length - first]: 0 where a row has a token within its window, -inf elsewhere."""
+    positions = torch.arange(first, length, device=lengths.device)
+    hidden = positions >= lengths[:, None]
+    if window is not None:
+        hidden |= positions < lengths[:, None] - window
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=lengths.device)
+    return mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
 
-def prefill_mask(num_queries: int, length: int, groups: int, dtype: torch.dtype, device: str) -> Tensor:
+def prefill_mask(
+    num_queries: int, length: int, groups: int, dtype: torch.dtype, device: str, window: int | None = None
+) -> Tensor:
     """[groups * num_queries, length]: the causal mask of the last `num_queries` positions, once a query head."""
-    last = torch.arange(length - num_queries, length, device=device)
-    mask = torch.zeros(num_queries, length, dtype=dtype, device=device)
-    mask.masked_fill_(torch.arange(length, device=device) > last[:, None], float("-inf"))
+    last = torch.arange(length - num_queries, length, device=device)[:, None]
+    positions = torch.arange(length, device=device)
+    hidden = positions > last
+    if window is not None:
+        hidden |= positions <= last - window
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
     return mask.repeat(groups, 1)
 
 
@@ -147,8 +213,7 @@ def attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """query [1, heads, T, d], key and value [1, kv_heads, T, d] -> [1, T, heads, d]. Writes the banks first."""
-    if kwargs.get("sliding_window") or kwargs.get("softcap") or kwargs.get("s_aux") is not None:
-        raise ConfigError("the local engine has neither sliding windows nor soft caps nor attention sinks.")
+    style = Style(kwargs.get("sliding_window"), kwargs.get("softcap"), kwargs.get("s_aux"))
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     _, heads, num_tokens, dim = query.shape
     kv_heads = key.shape[1]
@@ -162,13 +227,13 @@ def attend(
     queries = (query[0] * scale).transpose(0, 1).reshape(num_tokens, kv_heads, heads // kv_heads, dim)
     out = torch.empty_like(queries)
     for decode in honed.decodes:
-        out[decode.index] = _decode(queries[decode.gather], decode, layer)[decode.rows]
+        out[decode.index] = _decode(queries[decode.gather], decode, layer, style)[decode.rows]
     for prefill in honed.prefills:
-        out[prefill.start : prefill.end] = _prefill(queries[prefill.start : prefill.end], prefill, layer)
+        out[prefill.start : prefill.end] = _prefill(queries[prefill.start : prefill.end], prefill, layer, style)
     return out.reshape(1, num_tokens, heads, dim), None
 
 
-def _decode(queries: Tensor, decode: Decode, layer: int) -> Tensor:
+def _decode(queries: Tensor, decode: Decode, layer: int, style: Style) -> Tensor:
     """queries [R, kv_heads, groups, d] -> the same shape.
 
     Two batched products over views of the bank: on two AVX2 cores 25 % faster than fused attention with a mask, and
@@ -176,43 +241,56 @@ def _decode(queries: Tensor, decode: Decode, layer: int) -> Tensor:
     """
     num_rows, kv_heads, groups, dim = queries.shape
     bank_keys, bank_values = decode.bank.layer(layer)
-    own = decode.length - decode.shared
-    own_keys = bank_keys[:num_rows, :, decode.shared : decode.length].reshape(-1, own, dim)
-    own_values = bank_values[:num_rows, :, decode.shared : decode.length].reshape(-1, own, dim)
+    span = decode.span(style.window)
+    own, shared = decode.length - span.first, span.shared
+    own_keys = bank_keys[:num_rows, :, span.first : decode.length].reshape(-1, own, dim)
+    own_values = bank_values[:num_rows, :, span.first : decode.length].reshape(-1, own, dim)
     flat = queries.reshape(num_rows * kv_heads, groups, dim)
-    scores = torch.bmm(flat, own_keys.transpose(1, 2)).view(num_rows, kv_heads, groups, own)
-    scores += decode.mask
-    if not decode.shared:
-        weights = _softmax(scores)
-        return torch.bmm(weights.view(-1, groups, own), own_values).view_as(queries)
+    scores = _capped(torch.bmm(flat, own_keys.transpose(1, 2)), style).view(num_rows, kv_heads, groups, own)
+    scores += span.mask
+    if not shared:
+        return torch.bmm(_weights(scores, style).view(-1, groups, own), own_values).view_as(queries)
     by_head = queries.transpose(0, 1).reshape(kv_heads, num_rows * groups, dim)
-    shared_keys = bank_keys[decode.shared_row, :, : decode.shared]
-    shared_values = bank_values[decode.shared_row, :, : decode.shared]
-    first = torch.bmm(by_head, shared_keys.transpose(1, 2)).view(kv_heads, num_rows, groups, decode.shared)
-    weights = _softmax(torch.cat([first.transpose(0, 1), scores], -1))
-    own_weights = weights[..., decode.shared :].reshape(-1, groups, own)
-    first = weights[..., : decode.shared].transpose(0, 1).reshape(kv_heads, num_rows * groups, decode.shared)
+    shared_keys, shared_values = (part[decode.shared_row, :, :shared] for part in (bank_keys, bank_values))
+    first = _capped(torch.bmm(by_head, shared_keys.transpose(1, 2)), style)
+    first = first.view(kv_heads, num_rows, groups, shared).transpose(0, 1)
+    weights = _weights(torch.cat([first, scores], -1), style)
+    own_weights = weights[..., shared:].reshape(-1, groups, own)
+    first = weights[..., :shared].transpose(0, 1).reshape(kv_heads, num_rows * groups, shared)
     mixed = torch.bmm(first, shared_values).view(kv_heads, num_rows, groups, dim).transpose(0, 1)
     return torch.bmm(own_weights, own_values).view_as(queries) + mixed
 
 
-def _prefill(queries: Tensor, prefill: Prefill, layer: int) -> Tensor:
+def _prefill(queries: Tensor, prefill: Prefill, layer: int, style: Style) -> Tensor:
     """queries [c, kv_heads, groups, d] -> the same shape."""
     count, kv_heads, groups, dim = queries.shape
-    bank_keys, bank_values = prefill.bank.layer(layer)
-    folded = queries.permute(1, 2, 0, 3).reshape(1, kv_heads, groups * count, dim)
-    out = functional.scaled_dot_product_attention(
-        folded,
-        bank_keys[prefill.row : prefill.row + 1, :, : prefill.length],
-        bank_values[prefill.row : prefill.row + 1, :, : prefill.length],
-        attn_mask=prefill.mask[None, None],
-        scale=1.0,
-    )
+    span = prefill.span(style.window)
+    keys, values = (part[prefill.row, :, span.first : prefill.length] for part in prefill.bank.layer(layer))
+    folded = queries.permute(1, 2, 0, 3).reshape(kv_heads, groups * count, dim)
+    if style.plain:
+        out = functional.scaled_dot_product_attention(
+            folded[None], keys[None], values[None], attn_mask=span.mask[None, None], scale=1.0
+        )[0]
+    else:
+        scores = _capped(torch.bmm(folded, keys.transpose(1, 2)), style) + span.mask
+        # [1, kv_heads, groups, c, keys] has the heads where _weights wants them after moving c to the front
+        by_query = scores.view(kv_heads, groups, count, -1).permute(2, 0, 1, 3)
+        weights = _weights(by_query, style).permute(1, 2, 0, 3).reshape(kv_heads, groups * count, -1)
+        out = torch.bmm(weights, values)
     return out.view(kv_heads, groups, count, dim).permute(2, 0, 1, 3)
 
 
-def _softmax(scores: Tensor) -> Tensor:
-    return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+def _capped(scores: Tensor, style: Style) -> Tensor:
+    return scores if style.softcap is None else torch.tanh(scores / style.softcap) * style.softcap
+
+
+def _weights(scores: Tensor, style: Style) -> Tensor:
+    """scores [n, kv_heads, groups, keys] -> weights of the same shape, that sum to 1 less what the sinks take."""
+    if style.sinks is None:
+        return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+    sinks = style.sinks.view(1, *scores.shape[1:3], 1).expand(len(scores), -1, -1, -1)
+    wide = torch.cat([scores, sinks.to(scores.dtype)], -1)
+    return torch.softmax(wide, -1, dtype=torch.float32)[..., :-1].to(scores.dtype)
 
 
 AttentionInterface.register(NAME, attend)

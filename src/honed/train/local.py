@@ -21,7 +21,7 @@ from honed.errors import Refused
 from honed.log import log
 from honed.model import lora
 from honed.model.load import Loaded
-from honed.model.tree import TreeModel
+from honed.model.tree_model import TreeModel
 from honed.protocols import Channel, Loss, Snapshot, StepResult
 from honed.train import passes, snapshots
 from honed.train.optim import Optimiser
@@ -52,8 +52,8 @@ class LocalTrainer:
             torch.manual_seed(settings.seed)
             self._peft = lora.attach(loaded.model, adapter)
         self.config: dict[str, Any] = _plain(self._peft.peft_config["default"].to_dict())
-        self._model = TreeModel(self._peft.get_base_model())
         self._peft.eval()  # dropout would differ between samples that share a prefix
+        self._model = TreeModel(self._peft.get_base_model())
         self._parameters = dict(lora.tensors(self._peft))
         self._fresh = self._copy()
         self._optimiser = Optimiser(self._parameters, settings)

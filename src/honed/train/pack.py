@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from honed.errors import Refused
-from honed.model.tree import Tree, TreeModel, common
+from honed.model.tree import Tree, common
+from honed.model.tree_model import TreeModel
 from honed.types import Sample
 
 SIDES = ("chosen", "rejected")

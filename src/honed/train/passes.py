@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from honed.model.tree import TreeModel
+from honed.model.tree_model import TreeModel
 from honed.protocols import Loss, StepResult
 from honed.train import losses
 from honed.train.pack import Packed, check, micro_batches, pack, trained
