@@ -70,8 +70,9 @@ class TreeModel:
         try:
             with torch.no_grad():
                 hidden = self.hidden(self.build([ids.numpy()]))
-                rows, ones = torch.arange(CHECKED - 1), torch.ones(CHECKED - 1, dtype=self.dtype)
-                found = self.logprobs(hidden, *(part.to(self.device) for part in (rows, ids[1:], ones))).cpu()
+                rows = torch.arange(CHECKED - 1, device=self.device)
+                ones = torch.ones(CHECKED - 1, dtype=self.dtype, device=self.device)
+                found = self.logprobs(hidden, rows, ids[1:].to(self.device), ones).cpu()
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:  # a foreign forward pass
             raise Refused(f"a {name} cannot be trained on shared prefixes: {error}.") from error
         finally:
