@@ -54,7 +54,8 @@ class Tool(Noun, frozen=True, kw_only=True):
 
 
 class Sampling(Noun, frozen=True, kw_only=True):
-    """How to draw tokens. `seed` None asks the engine to pick one; `top_k` 0 and `top_p` 1 filter nothing.
+    """How to draw tokens. `seed` None asks the engine to pick one; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing,
+    `repetition_penalty` 1 changes nothing.
 
     `top_logprobs` is the number of alternatives to report per sampled token.
     """
@@ -67,6 +68,14 @@ class Sampling(Noun, frozen=True, kw_only=True):
     stop_ids: tuple[int, ...] = ()
     seed: int | None = None
     top_logprobs: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def whole(self) -> bool:
+        """Whether it draws from the policy's own distribution at a temperature: nothing left out, nothing bent."""
+        unbent = self.min_p == 0 and self.repetition_penalty == 1
+        return self.temperature > 0 and self.top_p >= 1 and self.top_k == 0 and unbent
 
 
 class Usage(Noun, frozen=True, kw_only=True):

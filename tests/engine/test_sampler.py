@@ -90,6 +90,44 @@ def test_filters_over_a_large_flat_vocabulary_equal_a_full_sort(top_k: int, top_
         assert drawn.logprob == pytest.approx(row[drawn.id].item() - mass, abs=1e-3)
 
 
+def test_min_p_keeps_what_reaches_a_share_of_the_likeliest() -> None:
+    """.4 x .6 = .24 keeps .4 and .3; at temperature .5 (.16, .09) .6 of .16 keeps one."""
+    assert logprobs(Sampling(min_p=0.6)) == pytest.approx({1: math.log(4 / 7), 3: math.log(3 / 7)}, abs=1e-5)
+    assert set(logprobs(Sampling(min_p=0.6, temperature=0.5))) == {1}
+
+
+def test_a_repetition_penalty_divides_what_is_above_zero_and_multiplies_what_is_below() -> None:
+    """Logits [1, 2, -1, 0] with 1 and 2 seen and a penalty of 2: [1, 1, -2, 0]."""
+    row = torch.tensor([1.0, 2.0, -1.0, 0.0])
+    bent = torch.log_softmax(torch.tensor([1.0, 1.0, -2.0, 0.0]), -1).tolist()
+    sampling = Sampling(repetition_penalty=2.0)
+    draws = draw(row.expand(2000, 4), [sampling] * 2000, [1] * 2000, range(2000), [[1, 2, 1]] * 2000)
+    assert {drawn.id: drawn.logprob for drawn in draws} == pytest.approx(dict(enumerate(bent)), abs=1e-5)
+    raw = torch.log_softmax(row, -1).tolist()
+    assert {drawn.id: drawn.raw_logprob for drawn in draws} == pytest.approx(dict(enumerate(raw)), abs=1e-5)
+
+
+def test_a_penalised_token_loses_the_greedy_choice() -> None:
+    row, greedy = torch.tensor([1.9, 2.0]), Sampling(temperature=0.0, repetition_penalty=1.1)
+    assert [drawn.id for drawn in draw(row.expand(2, 2), [greedy] * 2, [0] * 2, [0] * 2, [[1], []])] == [0, 1]
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000])
+def test_draws_invert_the_cumulative_distribution_in_vocabulary_order(size: int) -> None:
+    torch.manual_seed(size)
+    row = torch.randn(size)
+    row[torch.rand(size) < 0.3] = float("-inf")
+    row[size // 2] = 1.0
+    cumulative = torch.softmax(row.double(), -1).cumsum(-1)
+    draws = draw(row.expand(400, size), [Sampling()] * 400, [7] * 400, range(400))
+    for position, drawn in enumerate(draws):
+        point = uniform(7, position)
+        first = int((cumulative > point).nonzero()[0])
+        near = min(abs(float(cumulative[id]) - point) for id in (drawn.id, first))
+        assert drawn.id == first or near < 1e-6
+        assert row[drawn.id] > float("-inf")
+
+
 def test_temperature_zero_takes_the_likeliest_with_certainty() -> None:
     (drawn,) = draw(ROW[None], [Sampling(temperature=0.0)], [0], [0])
     assert (drawn.id, drawn.logprob) == (1, 0.0)

@@ -150,11 +150,12 @@ def sampled_branches(trace: Trace) -> list[Branch]:
         sampling = turn.sampling
         if len(turn.logprobs) != len(turn.output):
             raise Refused(f"trace {trace.id}: turn {turn.id} has no log-probabilities of what it sampled; imitate it.")
-        if sampling.temperature <= 0 or sampling.top_p < 1 or sampling.top_k > 0:
+        if not sampling.whole:
             raise Refused(
                 f"trace {trace.id}: turn {turn.id} was sampled at temperature {sampling.temperature}, top_p "
-                f"{sampling.top_p}, top_k {sampling.top_k}, which is not the policy's own distribution; practise with "
-                "a temperature above 0, top_p = 1 and top_k = 0."
+                f"{sampling.top_p}, top_k {sampling.top_k}, min_p {sampling.min_p}, repetition_penalty "
+                f"{sampling.repetition_penalty}, which is not the policy's own distribution; practise with a "
+                "temperature above 0, top_p = 1, top_k = 0, min_p = 0 and repetition_penalty = 1."
             )
         temperatures.add(sampling.temperature)
     if len(temperatures) > 1:

@@ -38,6 +38,8 @@ KNOWN = frozenset(
         "frequency_penalty",
         "presence_penalty",
         "top_k",
+        "min_p",
+        "repetition_penalty",
         "service_tier",
         "reasoning_effort",
     ]
@@ -196,6 +198,8 @@ def _sampling(body: dict[str, Any], default_max_tokens: int) -> Sampling:
         temperature=_number(body, "temperature", 1.0, 0.0, 2.0),
         top_p=_number(body, "top_p", 1.0, 1e-6, 1.0),
         top_k=_whole(body, "top_k", 0, 0, 1 << 20),
+        min_p=_number(body, "min_p", 0.0, 0.0, 1.0),
+        repetition_penalty=_number(body, "repetition_penalty", 1.0, 0.01, 100.0),
         max_tokens=_whole(body, limit, default_max_tokens, 1, 1 << 20),
         stop=_stops(body.get("stop")),
         seed=seed,

@@ -116,9 +116,8 @@ class Core:
             return
         started = time.process_time()
         sequences = [piece.sequence for piece in pieces]
-        draws = sampler.draw(
-            logits, [s.sampling for s in sequences], [s.seed for s in sequences], [len(s.tokens) for s in sequences]
-        )
+        columns = zip(*((s.sampling, s.seed, len(s.tokens), s.tokens) for s in sequences), strict=True)
+        draws = sampler.draw(logits, *map(list, columns))
         self._charge(pieces, started)
         for sequence, draw in zip(sequences, draws, strict=True):
             self._take(sequence, draw)

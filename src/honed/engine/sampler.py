@@ -1,8 +1,9 @@
 """Draws tokens from logits, for a whole batch at once, with randomness that depends on nothing but (seed, position).
 
 One uniform per (seed, position) and the inverse of the cumulative distribution in vocabulary order: a request's tokens
-don't depend on its neighbours' draws. Order of the filters: temperature, top_k, top_p. Temperature 0 takes the
-likeliest token, whose log-probability under the distribution that sampled (a point) is 0.
+don't depend on its neighbours' draws. A distribution is bent by, in this order, the repetition penalty, temperature,
+min_p, top_k, top_p. Temperature 0 takes the likeliest token, whose log-probability under the distribution that sampled
+(a point) is 0. A row costs one pass of exponentials, two at a temperature other than 1, and no sort.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from honed.errors import BadRequest
 from honed.types import Sampling
 
-NUCLEUS_FIRST = 1024  # tokens looked at before a whole vocabulary is sorted for top_p
+NUCLEUS_FIRST = 1024
+"""Tokens looked at first for top_p; four times as many as long as they don't hold enough."""
+BLOCK = 64
+"""The cumulative distribution is taken over sums of so many tokens, and then inside the block that was hit."""
 _MASK = (1 << 64) - 1
 
 
@@ -31,10 +36,18 @@ class Draw:
     finite: bool
 
 
+RANGES = {
+    "temperature": (0.0, 100.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+
+
 def check(sampling: Sampling) -> None:
     """Raises BadRequest that names the parameter out of range."""
-    if not 0.0 <= sampling.temperature <= 100.0:
-        raise BadRequest(f"temperature = {sampling.temperature} is not between 0 and 100.", param="temperature")
+    for name, (low, high) in RANGES.items():
+        if not low <= getattr(sampling, name) <= high:
+            raise BadRequest(f"{name} = {getattr(sampling, name)} is not between {low:g} and {high:g}.", param=name)
     if not 0.0 < sampling.top_p <= 1.0:
         raise BadRequest(f"top_p = {sampling.top_p} is not in (0, 1].", param="top_p")
     if sampling.top_k < 0:
@@ -51,81 +64,116 @@ def uniform(seed: int, position: int) -> float:
     return (mixed >> 11) * 2.0**-53
 
 
-def draw(logits: Tensor, samplings: Sequence[Sampling], seeds: Sequence[int], positions: Sequence[int]) -> list[Draw]:
-    """logits [n, vocabulary], any float type -> n draws. Row i uses samplings[i], uniform(seeds[i], positions[i])."""
-    raw = torch.log_softmax(logits.float(), -1)
-    finite = torch.isfinite(raw.amax(-1)) & ~torch.isnan(raw.sum(-1))
-    ids = raw.argmax(-1)
-    logprobs = torch.zeros(len(samplings), device=raw.device)
-    random = [i for i, sampling in enumerate(samplings) if sampling.temperature > 0]
-    if random:
-        whole = len(random) == len(samplings)
-        rows = torch.as_tensor(random, device=raw.device)
-        filtered = _filtered(raw if whole else raw[rows], [samplings[i] for i in random])
-        points = [uniform(seeds[i], positions[i]) for i in random]
-        drawn = _invert(filtered, torch.tensor(points, device=raw.device))
-        ids[rows] = drawn
-        logprobs[rows] = filtered.gather(1, drawn[:, None])[:, 0]
-    raw_logprobs = raw.gather(1, ids[:, None])[:, 0].tolist()
-    tops = _tops(raw, [sampling.top_logprobs for sampling in samplings])
-    columns = zip(ids.tolist(), logprobs.tolist(), raw_logprobs, tops, finite.tolist(), strict=True)
+def draw(
+    logits: Tensor,
+    samplings: Sequence[Sampling],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    histories: Sequence[Sequence[int]] | None = None,
+) -> list[Draw]:
+    """logits [n, vocabulary], any float type -> n draws. Row i uses samplings[i], uniform(seeds[i], positions[i]).
+
+    `histories` are the ids read and sampled so far, which a repetition penalty needs.
+    """
+    logits = logits.float()
+    weights = torch.empty_like(logits)
+    normalisers = _exponentials(logits, None, weights)
+    wanted = _penalised(logits, samplings, histories)
+    greedy = [i for i, sampling in enumerate(samplings) if sampling.temperature <= 0]
+    if wanted is not logits or any(sampling.temperature not in (0.0, 1.0) for sampling in samplings):
+        inverse = [1.0 / sampling.temperature if sampling.temperature > 0 else 1.0 for sampling in samplings]
+        _exponentials(wanted, torch.tensor(inverse, device=logits.device)[:, None], weights)
+    _filter(weights, samplings)
+    points = [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    ids, logprobs = _invert(weights, torch.tensor(points, device=logits.device))
+    if greedy:
+        ids[greedy], logprobs[greedy] = wanted[greedy].argmax(-1), 0.0
+    raw = (logits.gather(1, ids[:, None])[:, 0] - normalisers).tolist()
+    tops = _tops(logits, normalisers, [sampling.top_logprobs for sampling in samplings])
+    columns = zip(ids.tolist(), logprobs.tolist(), raw, tops, torch.isfinite(normalisers).tolist(), strict=True)
     return [Draw(*column) for column in columns]
 
 
-def _filtered(raw: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Log-probabilities [n, vocabulary] after temperature, top_k and top_p; -inf where filtered out."""
-    if any(sampling.temperature != 1.0 for sampling in samplings):
-        temperatures = torch.tensor([sampling.temperature for sampling in samplings], device=raw.device)
-        raw = torch.log_softmax(raw / temperatures[:, None], -1)
-    narrow = [i for i, sampling in enumerate(samplings) if sampling.top_k > 0 or sampling.top_p < 1.0]
-    if not narrow:
-        return raw
-    out = raw.clone()
-    for i in narrow:
-        kept = _nucleus(raw[i], samplings[i].top_k, samplings[i].top_p)
-        row = torch.full_like(raw[i], float("-inf"))
-        row[kept] = torch.log_softmax(raw[i][kept], -1)
-        out[i] = row
+def _exponentials(logits: Tensor, inverse: Tensor | None, out: Tensor) -> Tensor:
+    """Fills `out` with exp((logits - their maximum) inverse temperature), and returns log of their sum plus the maximum
+    [n]: at temperature 1 the normaliser, not finite where a logit is not."""
+    peaks = logits.amax(-1, keepdim=True)
+    torch.sub(logits, peaks, out=out)
+    if inverse is not None:
+        out.mul_(inverse)
+    return out.exp_().sum(-1).log_() + peaks[:, 0]
+
+
+def _penalised(logits: Tensor, samplings: Sequence[Sampling], histories: Sequence[Sequence[int]] | None) -> Tensor:
+    """Logits of what was there before divided by the penalty, or multiplied where negative (CTRL, Keskar et al. 2019,
+    section 4.1, in the form that keeps a penalty one); the others untouched."""
+    rows = [i for i, sampling in enumerate(samplings) if sampling.repetition_penalty != 1.0]
+    if not rows:
+        return logits
+    assert histories is not None, "a repetition penalty without the tokens to penalise"
+    out = logits.clone()
+    for i in rows:
+        seen = torch.tensor(sorted(set(histories[i])), dtype=torch.long, device=logits.device)
+        values, penalty = out[i, seen], samplings[i].repetition_penalty
+        out[i, seen] = torch.where(values > 0, values / penalty, values * penalty)
     return out
+
+
+def _filter(weights: Tensor, samplings: Sequence[Sampling]) -> None:
+    """Zeroes what min_p, top_k and top_p leave out, in place."""
+    for row, sampling in zip(weights, samplings, strict=True):
+        if sampling.temperature <= 0:
+            continue
+        if sampling.min_p > 0.0:
+            row[row < sampling.min_p * row.amax()] = 0.0
+        if sampling.top_k > 0 or sampling.top_p < 1.0:
+            kept = _nucleus(row, sampling.top_k, sampling.top_p)
+            values = row[kept]
+            row.zero_()
+            row[kept] = values
 
 
 def _nucleus(row: Tensor, top_k: int, top_p: float) -> Tensor:
     """Ids that survive: the top_k likeliest, of those the fewest whose share of what is left reaches top_p."""
-    size = len(row)
-    limit = min(top_k, size) if top_k else size
-    count = limit if top_p >= 1.0 else min(limit, NUCLEUS_FIRST)
-    values, ids = row.topk(count)
+    limit = min(top_k, len(row)) if top_k else len(row)
     if top_p >= 1.0:
-        return ids
-    total = values.exp().sum() if limit == count else torch.ones((), device=row.device)
-    if top_k and limit > count:
-        total = row.topk(limit).values.exp().sum()
-    share = values.exp().cumsum(-1) / total
-    if count < limit and share[-1] < top_p:
-        values, ids = row.topk(limit)
-        share = values.exp().cumsum(-1) / values.exp().sum()
-    before = torch.cat([share.new_zeros(1), share[:-1]])
-    return ids[before < top_p]
+        return row.topk(limit).indices
+    total = row.topk(limit).values.sum() if top_k else row.sum()
+    count = min(limit, NUCLEUS_FIRST)
+    while True:
+        values, ids = row.topk(count)
+        share = values.cumsum(-1) / total
+        if count == limit or share[-1] >= top_p:
+            before = torch.cat([share.new_zeros(1), share[:-1]])
+            return ids[before < top_p]
+        count = min(limit, 4 * count)
 
 
-def _invert(logprobs: Tensor, points: Tensor) -> Tensor:
-    """The first id whose cumulative probability exceeds each point, [n]; never an id of probability 0."""
-    probabilities = logprobs.exp()
-    cumulative = probabilities.cumsum(-1)
-    target = (points * cumulative[:, -1]).to(cumulative.dtype)[:, None]
-    found = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    overflow = found >= logprobs.shape[1]  # rounding put the target at the very end
-    if bool(overflow.any()):
-        found = torch.where(overflow, probabilities.argmax(-1), found)
-    return found
+def _invert(weights: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """The first id whose cumulative share of the weights exceeds each point, never one of weight 0; its log share."""
+    padded = functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    cumulative = padded.sum(-1).cumsum(-1)
+    totals = cumulative[:, -1]
+    target = (points * totals).to(cumulative.dtype)[:, None]
+    block = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
+    before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    inside = padded.gather(1, block[:, :, None].expand(-1, 1, BLOCK))[:, 0]
+    offset = torch.searchsorted(inside.cumsum(-1), target - before, right=True)
+    found = (block * BLOCK + offset.clamp_(max=BLOCK - 1))[:, 0].clamp_(max=weights.shape[1] - 1)
+    hit = weights.gather(1, found[:, None])[:, 0]
+    missed = hit <= 0  # rounding put the target at the end of a block, or of the row
+    if bool(missed.any()):
+        found = torch.where(missed, weights.argmax(-1), found)
+        hit = weights.gather(1, found[:, None])[:, 0]
+    return found, (hit / totals).log_()
 
 
-def _tops(raw: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
+def _tops(logits: Tensor, normalisers: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
     most = max(counts, default=0)
     if most == 0:
         return [()] * len(counts)
-    values, ids = raw.topk(min(most, raw.shape[1]))
-    pairs = zip(ids.tolist(), values.tolist(), counts, strict=True)
+    values, ids = logits.topk(min(most, logits.shape[1]))
+    pairs = zip(ids.tolist(), (values - normalisers[:, None]).tolist(), counts, strict=True)
     return [tuple(zip(row[:n], logprobs[:n], strict=True)) for row, logprobs, n in pairs]
 
 
