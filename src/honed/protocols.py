@@ -111,12 +111,21 @@ class Engine(Protocol):
 # ----------------------------------------------------------------------------------------------------- models
 
 
+class Form(Noun, frozen=True, kw_only=True):
+    """What a reply must be: calls of the tools named here, only one of them with `single`, or a value of a JSON schema;
+    where both are given, either."""
+
+    tools: tuple[str, ...] = ()
+    single: bool = False
+    schema: dict[str, Any] | None = None
+
+
 class Call(Noun, frozen=True, kw_only=True):
     """One question to a Model. `id` becomes the Turn's id and `trace` the conversation's.
 
     `line` is the model's public name; `version` pins one (None: the one that serves). `parent` is the Turn that the
-    messages extend where the caller knows it. With `fit`, sampling.max_tokens is a wish: it is lowered to what the
-    prompt leaves of the context.
+    messages extend where the caller knows it. A reply without a `form` is free. With `fit`, sampling.max_tokens is a
+    wish: it is lowered to what the prompt leaves of the context.
     """
 
     id: str
@@ -124,6 +133,7 @@ class Call(Noun, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     tool_choice: Literal["auto", "none"] = "auto"
+    form: Form | None = None
     sampling: Sampling
     fit: bool = False
     line: str = ""

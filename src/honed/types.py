@@ -57,7 +57,8 @@ class Sampling(Noun, frozen=True, kw_only=True):
     """How to draw tokens. `seed` None asks the engine to pick one; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing,
     `repetition_penalty` 1 changes nothing.
 
-    `top_logprobs` is the number of alternatives to report per sampled token.
+    `top_logprobs` is the number of alternatives to report per sampled token; `grammar`, in llguidance's variation of
+    Lark, is what the whole reply must match ("" = anything).
     """
 
     temperature: float = 1.0
@@ -70,11 +71,12 @@ class Sampling(Noun, frozen=True, kw_only=True):
     top_logprobs: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    grammar: str = ""
 
     @property
     def whole(self) -> bool:
         """Whether it draws from the policy's own distribution at a temperature: nothing left out, nothing bent."""
-        unbent = self.min_p == 0 and self.repetition_penalty == 1
+        unbent = self.min_p == 0 and self.repetition_penalty == 1 and not self.grammar
         return self.temperature > 0 and self.top_p >= 1 and self.top_k == 0 and unbent
 
 

@@ -117,6 +117,7 @@ def test_a_group_of_one_is_refused() -> None:
         (turn("x", (1,), (2,), sampling=Sampling(top_p=0.9)), "top_p = 1"),
         (turn("x", (1,), (2,), sampling=Sampling(top_k=5)), "top_k = 0"),
         (turn("x", (1,), (2,), sampling=Sampling(min_p=0.1)), "min_p = 0"),
+        (turn("x", (1,), (2,), sampling=Sampling(grammar='start: "a"')), "in a grammar"),
         (turn("x", (1,), (2,), sampling=Sampling(repetition_penalty=1.1)), "repetition_penalty = 1"),
         (turn("x", (1,), (2,), sampling=Sampling(temperature=0.0)), "temperature above 0"),
     ],

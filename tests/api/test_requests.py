@@ -8,6 +8,7 @@ import pytest
 
 from honed.api.requests import flag, read_call, read_messages, read_tools, wants_usage
 from honed.errors import BadRequest
+from honed.protocols import Call, Form
 from honed.types import Message, Sampling, Tool, ToolCall
 
 USER = {"role": "user", "content": "hi"}
@@ -22,9 +23,16 @@ def body(**change: Any) -> dict[str, Any]:
     return {"model": "support", "messages": [USER], **change}
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def read(**change: Any) -> Call:
+    return read_call(body(**change), "chatcmpl-1", default_max_tokens=64)
+
+
 def refused(**change: Any) -> BadRequest:
     with pytest.raises(BadRequest) as caught:
-        read_call(body(**change), "chatcmpl-1", default_max_tokens=64)
+        read(**change)
     return caught.value
 
 
@@ -80,13 +88,23 @@ def test_everything_that_is_said_arrives() -> None:
         ({"n": 0}, "n"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": ""}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": "json_object"}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wat"}}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {"a": "x" * 513}}, "metadata"),
         ({"logit_bias": {}}, "logit_bias"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": False, "tools": [TOOL]}, "parallel_tool_calls"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"user": 3}, "user"),
         ({"user": "u" * 513}, "user"),
@@ -94,6 +112,26 @@ def test_everything_that_is_said_arrives() -> None:
 )
 def test_a_wrong_parameter_is_named(change: dict[str, Any], param: str) -> None:
     assert refused(**change).param == param
+
+
+def test_a_forced_call_is_a_form() -> None:
+    two = [TOOL, {"type": "function", "function": {"name": "g"}}]
+    named = {"type": "function", "function": {"name": "g"}}
+    assert read(tools=two).form is None
+    assert read(tools=two, tool_choice="required").form == Form(tools=("f", "g"))
+    single = read(tools=two, tool_choice="required", parallel_tool_calls=False).form
+    assert single == Form(tools=("f", "g"), single=True)
+    assert read(tools=two, tool_choice=named).form == Form(tools=("g",), single=True)
+
+
+def test_a_response_format_is_a_form() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    described = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    assert read(response_format={"type": "text"}).form is None
+    assert read(response_format={"type": "json_object"}).form == Form(schema={"type": "object"})
+    assert read(response_format=described).form == Form(schema=schema)
+    assert read(response_format=described, tools=[TOOL]).form == Form(tools=("f",), schema=schema)
+    assert read(response_format=described, tools=[TOOL], tool_choice="none").form == Form(schema=schema)
 
 
 def test_only_switches_are_switches() -> None:

@@ -14,7 +14,7 @@ from honed import codec
 from honed.engine.scripted import END, START, ByteRenderer, ScriptedEngine, ScriptedSettings
 from honed.engine.token_model import TokenModel
 from honed.errors import BadRequest, EngineError
-from honed.protocols import Call, Chunk, Delta, Request
+from honed.protocols import Call, Chunk, Delta, Form, Request
 from honed.types import Message, Sampling, Span, Tool, Turn, Usage
 
 CALL = '<tool_call>{"name": "look", "arguments": {"id": "A1"}}</tool_call>'
@@ -291,6 +291,38 @@ async def test_tools_that_may_not_be_called_are_not_offered() -> None:
     turn = await model.reply(call("hi", tools=(LOOK,), tool_choice="none"))
     assert turn.tools == ""
     assert turn.context == tuple(RENDERER.start([user("hi")]))
+
+
+class Formless(Listening):
+    """Notes the grammar that it is asked for and replies as if there were none."""
+
+    def submit(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        self.grammar = request.sampling.grammar
+        return super().submit(
+            msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, grammar=""))
+        )
+
+
+async def test_a_form_reaches_the_engine_as_a_grammar_and_is_kept_with_the_turn() -> None:
+    engine = Formless()
+    model, other = TokenModel(engine, RENDERER), Tool(name="other")
+    turn = await model.reply(call("hi", tools=(LOOK, other), form=Form(tools=("look",), single=True)))
+    assert engine.grammar == turn.sampling.grammar == RENDERER.grammar([LOOK], True, None)
+    assert not turn.sampling.whole
+    turn = await model.reply(call("hi", form=Form(schema={"type": "object"})))
+    assert engine.grammar == RENDERER.grammar([], False, {"type": "object"})
+
+
+async def test_a_form_of_a_tool_that_is_not_offered_is_refused() -> None:
+    model = TokenModel(Listening(), RENDERER)
+    for choice in ("auto", "none"):
+        with pytest.raises(BadRequest, match="'gone' must be called, but is not offered"):
+            await model.reply(call("hi", tools=(LOOK,), tool_choice=choice, form=Form(tools=("gone",))))
+
+
+async def test_an_engine_without_grammars_refuses_a_form() -> None:
+    with pytest.raises(BadRequest, match="follows no grammar"):
+        await TokenModel(Listening(), RENDERER).reply(call("hi", form=Form(schema={})))
 
 
 async def test_top_alternatives_come_with_their_tokens() -> None:

@@ -154,8 +154,9 @@ def sampled_branches(trace: Trace) -> list[Branch]:
             raise Refused(
                 f"trace {trace.id}: turn {turn.id} was sampled at temperature {sampling.temperature}, top_p "
                 f"{sampling.top_p}, top_k {sampling.top_k}, min_p {sampling.min_p}, repetition_penalty "
-                f"{sampling.repetition_penalty}, which is not the policy's own distribution; practise with a "
-                "temperature above 0, top_p = 1, top_k = 0, min_p = 0 and repetition_penalty = 1."
+                f"{sampling.repetition_penalty}, {'in a' if sampling.grammar else 'without a'} grammar, which is not "
+                "the policy's own distribution; practise with a temperature above 0, top_p = 1, top_k = 0, min_p = 0, "
+                "repetition_penalty = 1 and no grammar."
             )
         temperatures.add(sampling.temperature)
     if len(temperatures) > 1:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jsonschema
 import msgspec
 
+from honed.api.forms import check_schema, read_form
 from honed.errors import BadRequest
 from honed.protocols import Call
 from honed.types import Message, Sampling, Tool, ToolCall
@@ -58,14 +58,13 @@ def read_call(body: dict[str, Any], id: str, *, default_max_tokens: int) -> Call
     if not isinstance(model, str) or not model:
         raise BadRequest("'model' must be a non-empty string.", param="model")
     line, pinned, _ = model.partition("@")
-    choice: Any = "auto" if body.get("tool_choice") is None else body["tool_choice"]
-    if choice not in ("auto", "none"):
-        raise BadRequest('\'tool_choice\' may be "auto" or "none".', param="tool_choice", code="unsupported_value")
+    tools = read_tools(body.get("tools"))
     return Call(
         id=id,
         messages=read_messages(body.get("messages")),
-        tools=read_tools(body.get("tools")),
-        tool_choice=choice,
+        tools=tools,
+        tool_choice="none" if body.get("tool_choice") == "none" else "auto",
+        form=read_form(body, tools, several=flag(body, "parallel_tool_calls", default=True)),
         sampling=_sampling(body, default_max_tokens),
         fit=all(body.get(name) is None for name in LIMITS),
         line=line,
@@ -166,11 +165,7 @@ def _tool(value: Any, at: str) -> Tool:
     schema = inner.get("parameters")
     schema = {"type": "object", "properties": {}} if schema is None else schema
     where = f"{at}.function.parameters"
-    try:
-        jsonschema.Draft202012Validator.check_schema(schema)
-    except (jsonschema.SchemaError, RecursionError) as error:
-        reason = getattr(error, "message", "it is nested too deep")
-        raise BadRequest(f"{where} is no JSON schema: {reason}", param=where, code="invalid_schema") from None
+    check_schema(schema, where)
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise BadRequest(f"{where} must be a schema of type object.", param=where, code="invalid_schema")
     _check_properties(schema, where)
@@ -231,11 +226,6 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
     """What would change the answer and is not done yet is refused rather than ignored."""
     if body.get("n") not in (None, 1):
         raise BadRequest("'n' must be 1.", param="n", code="unsupported_value")
-    if (body.get("response_format") or {"type": "text"}) != {"type": "text"}:
-        raise BadRequest("'response_format' may only be text.", param="response_format", code="unsupported_value")
-    if not flag(body, "parallel_tool_calls", default=True):
-        message = "'parallel_tool_calls' may only be true: nothing keeps a reply to one call."
-        raise BadRequest(message, param="parallel_tool_calls", code="unsupported_value")
     for name in ("frequency_penalty", "presence_penalty"):
         if body.get(name) not in (None, 0, 0.0):
             raise BadRequest(f"'{name}' must be 0.", param=name, code="unsupported_value")

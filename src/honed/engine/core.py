@@ -116,8 +116,14 @@ class Core:
             return
         started = time.process_time()
         sequences = [piece.sequence for piece in pieces]
-        columns = zip(*((s.sampling, s.seed, len(s.tokens), s.tokens) for s in sequences), strict=True)
-        draws = sampler.draw(logits, *map(list, columns))
+        draws = sampler.draw(
+            logits,
+            [s.sampling for s in sequences],
+            [s.seed for s in sequences],
+            [len(s.tokens) for s in sequences],
+            [s.tokens for s in sequences],
+            [s.constraint.mask() if s.constraint else None for s in sequences],
+        )
         self._charge(pieces, started)
         for sequence, draw in zip(sequences, draws, strict=True):
             self._take(sequence, draw)
@@ -127,6 +133,8 @@ class Core:
             self._fail(sequence, EngineError(f"the logits of {sequence.version or 'the base model'} are not finite."))
             return
         sequence.tokens.append(draw.id)
+        if sequence.constraint is not None:
+            sequence.constraint.take(draw.id)
         self.output_tokens += 1
         chunk = Chunk(
             id=sequence.id,

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlparse
 from honed.engine import adapters, sampler, selfcheck
 from honed.engine.cache import Blocks, Rows, Shape
 from honed.engine.core import Core
+from honed.engine.grammar import Grammars
 from honed.engine.runner import Runner
 from honed.engine.scheduler import Scheduler, Sequence
 from honed.engine.settings import EngineSettings
@@ -60,6 +61,7 @@ class LocalEngine:
         self._base, self._channel, self._vocabulary = loaded.digest, channel, loaded.config.vocab_size
         self.context = min(settings.context, loaded.config.max_position_embeddings, settings.capacity)
         self._serving = serving_copy(loaded.model)
+        self._grammars = Grammars(loaded.directory, self._vocabulary)
         shape = Shape.of(loaded.config, parameter.dtype, device)
         scheduler = Scheduler(
             rows=Rows(shape, settings.slots, self.context),
@@ -81,6 +83,10 @@ class LocalEngine:
         sampler.check(request.sampling)
         self._check_ids(request.ids, request.sampling.max_tokens)
         await self._ensure(request.version)
+        constraint = None
+        if request.sampling.grammar:  # a large schema takes a second: not on the event loop
+            begin = functools.partial(self._grammars.begin, request.sampling.grammar, request.sampling.stop_ids)
+            constraint = await asyncio.to_thread(begin)
         items, sink = self._pipe()
         sequence = Sequence(
             id=request.id,
@@ -90,6 +96,7 @@ class LocalEngine:
             sink=sink,
             order=(request.priority, next(self._order)),
             seed=secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed,
+            constraint=constraint,
         )
         self._thread.post(functools.partial(self._start, sequence), sink)
         ended = False

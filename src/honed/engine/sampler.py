@@ -1,9 +1,10 @@
 """Draws tokens from logits, for a whole batch at once, with randomness that depends on nothing but (seed, position).
 
 One uniform per (seed, position) and the inverse of the cumulative distribution in vocabulary order: a request's tokens
-don't depend on its neighbours' draws. A distribution is bent by, in this order, the repetition penalty, temperature,
-min_p, top_k, top_p. Temperature 0 takes the likeliest token, whose log-probability under the distribution that sampled
-(a point) is 0. A row costs one pass of exponentials, two at a temperature other than 1, and no sort.
+don't depend on its neighbours' draws. A distribution is bent by, in this order, the repetition penalty, the mask of a
+grammar, temperature, min_p, top_k, top_p. Temperature 0 takes the likeliest token, whose log-probability under the
+distribution that sampled (a point) is 0. A row costs one pass of exponentials, two at a temperature other than 1, and
+no sort.
 """
 
 from __future__ import annotations
@@ -70,15 +71,17 @@ def draw(
     seeds: Sequence[int],
     positions: Sequence[int],
     histories: Sequence[Sequence[int]] | None = None,
+    masks: Sequence[Tensor | None] | None = None,
 ) -> list[Draw]:
     """logits [n, vocabulary], any float type -> n draws. Row i uses samplings[i], uniform(seeds[i], positions[i]).
 
-    `histories` are the ids read and sampled so far, which a repetition penalty needs.
+    `histories` are the ids read and sampled so far, which a repetition penalty needs; `masks` bool [vocabulary] of the
+    tokens that a row may draw (None: any).
     """
     logits = logits.float()
     weights = torch.empty_like(logits)
     normalisers = _exponentials(logits, None, weights)
-    wanted = _penalised(logits, samplings, histories)
+    wanted = _bent(logits, samplings, histories, masks)
     greedy = [i for i, sampling in enumerate(samplings) if sampling.temperature <= 0]
     if wanted is not logits or any(sampling.temperature not in (0.0, 1.0) for sampling in samplings):
         inverse = [1.0 / sampling.temperature if sampling.temperature > 0 else 1.0 for sampling in samplings]
@@ -104,18 +107,26 @@ def _exponentials(logits: Tensor, inverse: Tensor | None, out: Tensor) -> Tensor
     return out.exp_().sum(-1).log_() + peaks[:, 0]
 
 
-def _penalised(logits: Tensor, samplings: Sequence[Sampling], histories: Sequence[Sequence[int]] | None) -> Tensor:
+def _bent(
+    logits: Tensor,
+    samplings: Sequence[Sampling],
+    histories: Sequence[Sequence[int]] | None,
+    masks: Sequence[Tensor | None] | None,
+) -> Tensor:
     """Logits of what was there before divided by the penalty, or multiplied where negative (CTRL, Keskar et al. 2019,
-    section 4.1, in the form that keeps a penalty one); the others untouched."""
-    rows = [i for i, sampling in enumerate(samplings) if sampling.repetition_penalty != 1.0]
-    if not rows:
+    section 4.1, in the form that keeps a penalty one), and -inf where masked; the given ones where no row is bent."""
+    penalised = [i for i, sampling in enumerate(samplings) if sampling.repetition_penalty != 1.0]
+    masked = [(i, mask) for i, mask in enumerate(masks or ()) if mask is not None]
+    if not penalised and not masked:
         return logits
-    assert histories is not None, "a repetition penalty without the tokens to penalise"
     out = logits.clone()
-    for i in rows:
+    for i in penalised:
+        assert histories is not None, "a repetition penalty without the tokens to penalise"
         seen = torch.tensor(sorted(set(histories[i])), dtype=torch.long, device=logits.device)
         values, penalty = out[i, seen], samplings[i].repetition_penalty
         out[i, seen] = torch.where(values > 0, values / penalty, values * penalty)
+    for i, mask in masked:
+        out[i].masked_fill_(~mask.to(logits.device), float("-inf"))
     return out
 
 

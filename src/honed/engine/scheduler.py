@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from honed.engine.cache import BLOCK, Blocks, Rows
+from honed.engine.grammar import Constraint
 from honed.model.attention import Bank
 from honed.model.linear import Adapter
 from honed.types import Sampling
@@ -33,6 +34,7 @@ class Sequence:
     order: tuple[int, int]
     seed: int = 0
     adapter: Adapter | None = None
+    constraint: Constraint | None = None
     scores: list[float] | None = None
     num_prompt: int = 0
     computed: int = 0

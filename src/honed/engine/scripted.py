@@ -14,7 +14,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from honed import codec
 from honed.clock import new_id
@@ -141,6 +141,8 @@ class ScriptedEngine:
 
     def _check(self, request: Request) -> None:
         self._require(request.version)
+        if request.sampling.grammar:
+            raise BadRequest("the scripted engine follows no grammar.", param="response_format")
         if len(request.ids) + request.sampling.max_tokens > self.settings.context:
             raise BadRequest(
                 f"{len(request.ids)} prompt tokens and max_tokens {request.sampling.max_tokens} exceed the context of "
@@ -203,6 +205,10 @@ class ByteRenderer:
     def reply_stream(self, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> ByteReplyStream:
         """A fresh parser of one reply."""
         return ByteReplyStream(stop)
+
+    def grammar(self, tools: Sequence[Tool], single: bool, schema: dict[str, Any] | None) -> str:
+        """A name of the form: the scripted engine follows none."""
+        return codec.to_json([[tool.name for tool in tools], single, schema]).decode()
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special ids by name, broken UTF-8 as replacement characters."""

@@ -23,7 +23,7 @@ from honed import codec
 from honed.clock import new_id
 from honed.errors import BadRequest, EngineError
 from honed.log import log
-from honed.protocols import Call, Chunk, Delta, Engine, Request
+from honed.protocols import Call, Chunk, Delta, Engine, Form, Request
 from honed.types import Finish, Message, Noun, Sampling, Span, Tool, Turn, Usage
 
 
@@ -45,6 +45,7 @@ class Rendering(Protocol):
     def start(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]: ...
     def extend(self, messages: Sequence[Message], *, closed: bool) -> list[int] | None: ...
     def reply_stream(self, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Any: ...
+    def grammar(self, tools: Sequence[Tool], single: bool, schema: dict[str, Any] | None) -> str: ...
 
 
 class Known(Noun, frozen=True, kw_only=True):
@@ -95,6 +96,8 @@ class TokenModel:
         is asked once more, and what one had said that died later goes to `on_cut`, with finish "error"."""
         version = call.version if call.version is not None else self._version_of(call.line)
         opening = self._open(call, version)
+        if call.form is not None:
+            call = self._formed(call, call.form)
         if call.fit:
             call = msgspec.structs.replace(call, sampling=await self._fitted(call.sampling, len(opening.ids)))
         answer = _Answer(opening.trace, self._renderer.reply_stream(_offered(call), call.sampling.stop))
@@ -144,6 +147,14 @@ class TokenModel:
                 )  # fmt: skip
         ids = tuple(self._renderer.start(call.messages, _offered(call)))
         return Opening(ids=ids, context=ids, added=call.messages, trace=call.trace or new_id("trace_"))
+
+    def _formed(self, call: Call, form: Form) -> Call:
+        """The call with its form as a grammar. Raises BadRequest for a tool that is not offered."""
+        offered = {tool.name: tool for tool in _offered(call)}
+        if missing := [name for name in form.tools if name not in offered]:
+            raise BadRequest(f"the tool {missing[0]!r} must be called, but is not offered.", param="tool_choice")
+        grammar = self._renderer.grammar([offered[name] for name in form.tools], form.single, form.schema)
+        return msgspec.structs.replace(call, sampling=msgspec.structs.replace(call.sampling, grammar=grammar))
 
     async def _fitted(self, sampling: Sampling, num_prompt: int) -> Sampling:
         """The sampling with max_tokens lowered to what the context has left. Raises BadRequest where that is none."""

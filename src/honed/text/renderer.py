@@ -21,7 +21,7 @@ from honed.errors import BadRequest, ConfigError
 from honed.text.guard import Guard
 from honed.text.stream import ReplyStream
 from honed.text.template import ChatTemplate
-from honed.text.tools import FORMATS, ToolFormat
+from honed.text.tools import FORMATS, ToolFormat, json_value
 from honed.types import Message, Tool
 
 SENTINEL = "honedsentinelreply"
@@ -68,6 +68,13 @@ class Renderer:
     def reply_stream(self, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> ReplyStream:
         """A fresh reader of one reply; without tools, text that looks like a call is text."""
         return ReplyStream(self._tokenizer, self._hidden, self._format if tools else None, stop)
+
+    def grammar(self, tools: Sequence[Tool], single: bool, schema: dict[str, Any] | None) -> str:
+        """The grammar of a reply that must call one of `tools` or be a value of `schema` (Sampling.grammar)."""
+        parts = [self._format.grammar(tools, single)] if tools else []
+        if schema is not None:
+            parts.append(json_value(schema))
+        return "start: " + " | ".join(parts)
 
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text; the special tokens that the template wrote are recognised."""

@@ -2,7 +2,7 @@
 
 One format, Hermes (Qwen's and most open models'; SmolLM2 learns it):
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-A format for other models is one class with these four methods; `FORMATS` maps template digests and names to it.
+A format for other models is one class with these five methods; `FORMATS` maps template digests and names to it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ class ToolFormat(Protocol):
     def write(self, calls: Sequence[ToolCall]) -> str: ...
     def result(self, name: str, content: str) -> str: ...
     def parse(self, text: str) -> Parsed: ...
+    def grammar(self, tools: Sequence[Tool], single: bool) -> str:
+        """One or more calls of `tools`, only one with `single`: an expression of llguidance's variation of Lark."""
+        ...
 
 
 class Hermes:
@@ -72,6 +75,12 @@ class Hermes:
         if malformed:
             return Parsed(text, (), malformed)
         return Parsed(content.strip() if calls else content, tuple(calls))
+
+    def grammar(self, tools: Sequence[Tool], single: bool) -> str:
+        """Calls whose arguments match the tool's schema, with nothing beside the properties that it names."""
+        kinds = [_call_schema(tool) for tool in tools]
+        call = f"{_quote(OPEN)} {json_value({'anyOf': kinds})} {_quote(CLOSE)}"
+        return call if single else f"({call})+"
 
 
 FORMATS: dict[str, ToolFormat] = {"hermes": Hermes()}
@@ -128,6 +137,18 @@ def _read(body: str) -> ToolCall | None:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return ToolCall(id=new_id("call_"), name=call.name, arguments=arguments)
+
+
+def json_value(schema: dict[str, Any]) -> str:
+    """A value of the schema, spaced as Python's json writes it: a small model that may choose spaces never ends."""
+    spacing = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+    return f"%json {json.dumps({**schema, 'x-guidance': spacing})}"
+
+
+def _call_schema(tool: Tool) -> dict[str, Any]:
+    arguments = {"type": "object", "additionalProperties": False, **tool.parameters}
+    properties = {"name": {"const": tool.name}, "arguments": arguments}
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def _quote(text: str) -> str:
