@@ -1,4 +1,4 @@
-"""What a reply must be, as OpenAI says it: tool_choice, parallel_tool_calls, response_format, and the schemas therein."""
+"""What a reply must be, as OpenAI says it: tool_choice, parallel_tool_calls, response_format, and their schemas."""
 
 from __future__ import annotations
 
