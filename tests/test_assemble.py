@@ -175,6 +175,7 @@ def test_algorithms_by_name() -> None:
         ({"grpo": {"anchor": "trainer"}}, {"old_logprobs"}),
         ({"train": {"policy": {"kl": 0.1}}}, {"reference"}),
         ({"learner": {"algorithm": "dpo"}}, {"reference"}),
+        ({"learner": {"algorithm": "distill"}}, {"teacher"}),
         ({"learner": {"algorithm": "dpo"}, "train": {"preference": {"kind": "simpo", "beta": 2.0}}}, set()),
     ],
 )
@@ -195,6 +196,15 @@ def test_the_loss_decides_what_an_algorithm_needs(sections: dict, needs: set) ->
         ),
         ({"train": {"policy": {"kl": 0.1}}, "learner": {"algorithm": "dpo"}}, r"\[train\.policy\] is read by"),
         ({"train": {"preference": {"kind": "ipo"}}}, r"\[train\.preference\] is read by"),
+        ({"learner": {"algorithm": "distill"}}, r"without distill\.teachers: nobody teaches"),
+        (
+            {
+                "learner": {"algorithm": "distill"},
+                "distill": {"teachers": {"*": "m@1"}},
+                "train": {"policy": {"kl": 0.1}},
+            },
+            "the teacher is the reference",
+        ),
     ],
 )
 def test_what_cannot_work_together_is_refused(sections: dict, reason: str) -> None:

@@ -239,13 +239,26 @@ class Signal(Protocol):
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A pure function from groups to samples. `needs` names the arrays that the trainer must fill before the update
-    ("old_logprobs", "reference")."""
+    """A pure function from groups to samples. `needs` names the arrays that must be filled in before the update:
+    "old_logprobs" (of the trainer before it), "reference" (of the version that the turn began with), "teacher"."""
 
     loss: ClassVar[Loss]
     needs: frozenset[str]
 
     def __call__(self, groups: Sequence[Group]) -> list[Sample]: ...
+
+
+@runtime_checkable
+class Distillation(Algorithm, Protocol):
+    """An Algorithm whose advantages follow from what other versions, the teachers, would have said."""
+
+    def teacher(self, kind: str) -> str:
+        """The id of the version that teaches a kind of task."""
+        ...
+
+    def complete(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples with their advantages; `reference` holds the teacher's log-probabilities."""
+        ...
 
 
 class StepResult(Noun, frozen=True, kw_only=True):

@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 
 from honed import codec
+from honed.algo.distill import Distill, DistillSettings
 from honed.algo.grpo import Grpo, GrpoSettings
 from honed.algo.sft import Sft
 from honed.economics.meter import Meter
 from honed.economics.prices import load_book
-from honed.errors import NothingLearned
+from honed.errors import NotFound, NothingLearned
 from honed.loop.curate import CurateSettings
 from honed.loop.learn import Lesson, learn
 from honed.loop.lessons import LearnSettings, Phase, Plan, Progress
 from honed.protocols import StepResult
 from honed.store import Store, open_store
-from honed.testing import RENDERER, FakeRuntime, FakeTrainer, fake_task, read_fake
+from honed.testing import RENDERER, FakeRuntime, FakeTrainer, fake_task, read_fake, write_fake
 from honed.types import Message, Sample, Task, Version
 
 from .road import LINE, rollouts_of
@@ -276,6 +277,38 @@ async def test_arrays_that_an_algorithm_needs_are_filled(tmp_path: Path, algorit
         assert filled.shape == sample.tokens.shape
         assert filled.dtype == np.float32
         assert filled[0] == 0.0
+
+
+async def test_each_kind_of_task_is_taught_by_its_own_version(tmp_path: Path) -> None:
+    store, saved = open_store(None, tmp_path), Saved()
+    tasks = [fake_task(f"refund order {i}", split="train") for i in range(2)]
+    tasks += [fake_task(f"baggage {i}", split="train") for i in range(2)]
+    distill = Distill(DistillSettings(teachers={"baggage": f"{LINE}@7", "*": f"{LINE}@6"}))
+    lesson = await lesson_of(store, tmp_path, practice=Phase(algorithm=distill, learning_rate=1e-4))
+    asked: list[str] = []
+
+    async def logprobs(ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
+        asked.append(version)
+        return [-float(version.rpartition("@")[2])] * (len(ids) - 1)  # tells the teachers apart
+
+    lesson.engine.logprobs = logprobs  # type: ignore[method-assign]
+    trainer = Arrays(tmp_path / "blobs", lesson.engine)  # type: ignore[arg-type]
+    settings = SETTINGS.model_copy(update={"imitate": False, "steps": 1, "groups_per_step": 4})
+    lesson = dataclasses.replace(lesson, trainer=trainer, settings=settings, curate=CurateSettings(probe_attempts=0))
+    plan = plan_of(store, tasks)
+    with pytest.raises(NotFound, match=f"{LINE}@6"):
+        await learn(lesson, plan, Progress(), saved)
+    for number in (6, 7):
+        files = write_fake(tmp_path / f"teacher-{number}", {"refund": 1.0}, {})
+        store.versions.put(Version(line=LINE, number=number, uri=files.uri, digest=files.digest), {})
+    await learn(lesson, plan, Progress(), saved)
+    assert set(asked) == {f"{LINE}@6", f"{LINE}@7"}
+    groups = {t.turns[-1].id: g.task for _, _, g in store.groups.list("run_1") for t in g.traces}
+    for sample in trainer.seen:
+        kind = store.tasks.find([groups[sample.branch]])[groups[sample.branch]].kind
+        on = sample.weights != 0
+        expected = -(7.0 if kind == "baggage" else 6.0) - sample.logprobs[on]
+        assert sample.advantages[on] == pytest.approx(expected)
 
 
 async def test_what_was_spent_is_in_the_ledger_under_the_candidate(tmp_path: Path) -> None:

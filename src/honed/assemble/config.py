@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field
 
 from honed import plugins
+from honed.algo.distill import DistillSettings
 from honed.algo.dpo import DpoSettings
 from honed.algo.grpo import GrpoSettings
 from honed.algo.sft import SftSettings
@@ -96,6 +97,7 @@ class Config(Settings):
     sft: SftSettings = SftSettings()
     grpo: GrpoSettings = GrpoSettings()
     dpo: DpoSettings = DpoSettings()
+    distill: DistillSettings = DistillSettings()
     learn: LearnSettings = LearnSettings()
     learner: LearnerSection = LearnerSection()
     gate: GateSettings = GateSettings()
@@ -104,7 +106,9 @@ class Config(Settings):
     tasks: TasksSettings = TasksSettings()
 
 
-LEARNED = ("model", "lora", "train", "sft", "grpo", "dpo", "learn", "learner", "rollout", "curate")
+BUILT_IN = ("sft", "grpo", "dpo", "distill")
+"""The algorithms whose settings are known here."""
+LEARNED = ("model", "lora", "train", "sft", "grpo", "dpo", "distill", "learn", "learner", "rollout", "curate")
 """The sections that decide what a version learns: a turn that is under way may not change them."""
 
 
@@ -148,16 +152,25 @@ def _check_practice(config: Config) -> None:
             f"train.policy.correction = {policy.correction!r} with grpo.anchor = 'sampler': the ratio corrects for the "
             "sampler already, and correcting twice counts its error double. Set grpo.anchor = 'trainer'."
         )
-    readers = {"train.policy": ("grpo", policy), "train.preference": ("dpo", config.train.preference)}
-    for section, (owner, settings) in readers.items():
-        if (
-            config.learn.steps
-            and algorithm in ("sft", "grpo", "dpo")
-            and algorithm != owner
-            and settings != type(settings)()
-        ):
+    if algorithm == "distill" and config.learn.steps and not config.distill.teachers:
+        raise ConfigError(
+            'learner.algorithm = "distill" without distill.teachers: nobody teaches. Name a version, such as '
+            '{"*" = "support@3"}.'
+        )
+    if algorithm == "distill" and policy.kl > 0:
+        raise ConfigError(
+            "train.policy.kl with learner.algorithm = 'distill': the teacher is the reference. Set it to 0."
+        )
+    readers = {
+        "train.policy": (policy, ("grpo", "distill")),
+        "train.preference": (config.train.preference, ("dpo",)),
+    }
+    for section, (settings, names) in readers.items():
+        idle = algorithm in BUILT_IN and algorithm not in names and settings != type(settings)()
+        if config.learn.steps and idle:
             raise ConfigError(
-                f"[{section}] is read by learner.algorithm = {owner!r}, not by {algorithm!r}; take it out."
+                f"[{section}] is read by learner.algorithm = {' or '.join(map(repr, names))}, not by {algorithm!r}; "
+                "take it out."
             )
 
 

@@ -12,6 +12,15 @@ from honed.protocols import Algorithm
 plugins.register("algorithm", "sft", "honed.algo.sft:Sft")
 plugins.register("algorithm", "grpo", "honed.algo.grpo:Grpo")
 plugins.register("algorithm", "dpo", "honed.algo.dpo:Dpo")
+plugins.register("algorithm", "distill", "honed.algo.distill:Distill")
+
+COMPARING = ("grpo", "dpo")
+"""Algorithms that learn nothing from attempts that all scored alike."""
+
+
+def compares(config: Config) -> bool:
+    """Whether practice compares attempts, so that a group which scored alike is waste; somebody else's is taken to."""
+    return config.learner.algorithm in COMPARING or ":" in config.learner.algorithm
 
 
 def sft_phase(config: Config) -> Phase:
@@ -40,6 +49,8 @@ def practice_phase(config: Config) -> Phase:
         algorithm, rate = made(config.dpo, reference=config.train.preference.kind != "simpo"), config.dpo.learning_rate
     elif name == "sft":
         algorithm, rate = made(config.sft), config.sft.learning_rate
+    elif name == "distill":
+        algorithm, rate = made(config.distill), config.distill.learning_rate
     else:
         algorithm = made()
     if not isinstance(algorithm, Algorithm):

@@ -18,13 +18,13 @@ import numpy as np
 from honed import codec
 from honed.errors import NothingLearned
 from honed.log import log
-from honed.loop import curate, lessons
+from honed.loop import arrays, curate, lessons
 from honed.loop.buffer import Buffer
 from honed.loop.curate import CurateSettings
 from honed.loop.evaluate import Evaluation
 from honed.loop.lessons import PROBE_STEP, LearnSettings, Measured, Phase, Plan, Progress
 from honed.loop.rollout import OnEvent, Rollouts, is_flat, judged, silent
-from honed.protocols import Algorithm, Engine, Snapshot, StepResult, Trainer
+from honed.protocols import Algorithm, Distillation, Engine, Snapshot, StepResult, Trainer
 from honed.store import Store
 from honed.store.versions import Role
 from honed.types import Group, Sample, Task, Version
@@ -73,6 +73,7 @@ class _Learning:
         )
 
     async def run(self) -> tuple[Version, Progress]:
+        await self._find_teachers()
         await self._restore()
         await self._measure("nothing")
         await self._imitate()
@@ -89,6 +90,14 @@ class _Learning:
         return await self._finish(), self.progress
 
     # -------------------------------------------------------------------------------------------- the phases
+
+    async def _find_teachers(self) -> None:
+        """A teacher that is missing is said before anything is spent."""
+        algorithm = self.lesson.practice.algorithm
+        if isinstance(algorithm, Distillation) and self.settings.steps:
+            tasks = await asyncio.to_thread(self.store.tasks.find, self.plan.tasks)
+            wanted = {algorithm.teacher(task.kind) for task in tasks.values()}
+            await arrays.load_versions(self.lesson.engine, self.store, sorted(wanted))
 
     async def _restore(self) -> None:
         parent, snapshot = self.plan.parent, self.progress.snapshot
@@ -145,7 +154,7 @@ class _Learning:
             rate = lessons.learning_rate(
                 self.lesson.practice.learning_rate, self.progress.updates, settings.warmup_steps
             )
-            result = await self._update(self.lesson.practice.algorithm, samples, rate)
+            result = await self._update(self.lesson.practice.algorithm, samples, rate, groups)
             flat, faults = sum(map(is_flat, groups)), sum(t.fault is not None for g in groups for t in g.traces)
             self._tell(
                 "learn.practised", step=step + 1, of=settings.steps, reward=reward, groups=len(groups), flat=flat,
@@ -232,11 +241,18 @@ class _Learning:
         slots = {first_slot + index: found[id] for index, id in enumerate(tasks)}
         return await self.buffer.fill(self.lesson.rollouts, step, slots, version, attempts)
 
-    async def _update(self, algorithm: Algorithm, samples: list[Sample], rate: float) -> StepResult:
+    async def _update(
+        self, algorithm: Algorithm, samples: list[Sample], rate: float, groups: Sequence[Group] = ()
+    ) -> StepResult:
         """One optimiser step on the samples; without samples nothing is touched."""
         if not samples:
             return StepResult(skipped="no group had two different scores")
-        samples = await self._fill_arrays(algorithm, samples)
+        lesson, tasks = self.lesson, await asyncio.to_thread(self.store.tasks.find, [group.task for group in groups])
+        kinds = arrays.kinds_of(groups, {id: task.kind for id, task in tasks.items()})
+        samples = await arrays.fill(
+            samples, algorithm, kinds, trainer=lesson.trainer, engine=lesson.engine, store=self.store,
+            parent=self.plan.parent,
+        )  # fmt: skip
         result = await self.lesson.trainer.forward_backward(samples, algorithm.loss)
         stepped = await self.lesson.trainer.step(rate)
         seconds = result.seconds + stepped.seconds
@@ -248,26 +264,6 @@ class _Learning:
         return msgspec.structs.replace(
             result, seconds=seconds, skipped=skipped, grad_norm=stepped.grad_norm or result.grad_norm
         )
-
-    async def _fill_arrays(self, algorithm: Algorithm, samples: list[Sample]) -> list[Sample]:
-        """The arrays that the algorithm needs and only the trainer or the engine knows."""
-        if "old_logprobs" in algorithm.needs:
-            found = await self.lesson.trainer.logprobs(samples)
-            samples = [
-                msgspec.structs.replace(sample, old_logprobs=np.asarray(values, dtype=np.float32))
-                for sample, values in zip(samples, found, strict=True)
-            ]
-        if "reference" in algorithm.needs:
-            parent = self.plan.parent
-            if parent.number:
-                await self.lesson.engine.load(parent)
-            samples = [await self._with_reference(sample, parent.id) for sample in samples]
-        return samples
-
-    async def _with_reference(self, sample: Sample, version: str) -> Sample:
-        ids = [int(id) for id in sample.tokens]
-        values = await self.lesson.engine.logprobs(ids, version, sample.temperature)
-        return msgspec.structs.replace(sample, reference=np.asarray([0.0, *values], dtype=np.float32))
 
     async def _advance(self, result: StepResult, *, last: bool, **done: int) -> None:
         """Counts a step; snapshots and saves when it is time to, or when the phase ends."""

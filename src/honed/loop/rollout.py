@@ -111,6 +111,8 @@ class Rollouts:
     settings: RolloutSettings = field(default_factory=RolloutSettings)
     sandbox: Callable[[Task], Awaitable[Sandbox | None]] = no_sandbox
     meter: Meter | None = None
+    comparing: bool = True
+    """Whether learning compares attempts: one whose group scored alike is then waste."""
 
     async def attempt(
         self,
@@ -199,7 +201,7 @@ class Rollouts:
             return
         for trace in group.traces:
             outcome = outcome_of(trace)
-            if outcome == "used" and trace.origin == "rollout" and is_flat(group):
+            if outcome == "used" and trace.origin == "rollout" and self.comparing and is_flat(group):
                 outcome = "zero_variance"
             for turn in trace.turns:
                 self.meter.charge_turn(turn, activity=_activity(trace), line=self.line, outcome=outcome)
