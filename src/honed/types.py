@@ -36,13 +36,15 @@ class ToolCall(Noun, frozen=True, kw_only=True):
 
 
 class Message(Noun, frozen=True, kw_only=True):
-    """What people read. `content` is None where an assistant only called tools."""
+    """What people read. `content` is None where an assistant only called tools. `weight` is how much imitation makes of
+    an assistant's message beside the others: 0 only reads it."""
 
     role: Role
     content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    weight: float = 1.0
 
 
 class Tool(Noun, frozen=True, kw_only=True):

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from honed.algo.sft import Sft, SftSettings, from_ids
@@ -20,6 +21,20 @@ def test_one_mean_over_all_tokens_of_the_batch() -> None:
     assert [float(sample.weights.sum()) for sample in samples] == pytest.approx([0.4, 0.6])
     by_sequence = Sft(SftSettings(average="sequence"))([group([None, None])])
     assert [float(sample.weights.sum()) for sample in by_sequence] == pytest.approx([0.5, 0.5])
+
+
+def test_a_message_counts_as_it_weighs() -> None:
+    """Two tokens at weight 1, two at 3, two at 0: 1/8 and 3/8 a token; a trace that only reads teaches nothing."""
+    said = [turn(id, (9,), (3, 4), parent, logprobs=()) for id, parent in (("a", None), ("b", "a"), ("c", "b"))]
+    for index, weight in enumerate((1.0, 3.0, 0.0)):
+        reply = msgspec.structs.replace(said[index].reply, weight=weight)
+        said[index] = msgspec.structs.replace(said[index], reply=reply)
+    shown = trace("d", *said)
+    (sample,) = Sft().samples([shown])
+    assert sample.weights.tolist() == [0, 0.125, 0.125, 0, 0.375, 0.375, 0, 0, 0]
+    mute = trace("m", msgspec.structs.replace(said[2], parent=None))
+    samples = Sft(SftSettings(average="sequence")).samples([shown, mute, *group([None]).traces])
+    assert [float(each.weights.sum()) for each in samples] == pytest.approx([0.5, 0.5])
 
 
 def test_faults_and_low_scores_are_not_imitated() -> None:

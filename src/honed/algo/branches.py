@@ -17,7 +17,8 @@ from honed.types import Sample, Trace, Turn
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
     """One walk. Arrays of one length T: tokens int32; mask bool, True on the sampled ids that this branch trains;
-    logprobs float32, of the sampler on every sampled id whose turn has them, 0 elsewhere.
+    logprobs float32, of the sampler on every sampled id whose turn has them, 0 elsewhere; emphasis float32, the weight
+    of the message that a sampled id belongs to.
 
     Where branches share a trunk, the first one trains it and the others only read it: a turn is trained once.
     """
@@ -27,6 +28,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     tokens: np.ndarray
     mask: np.ndarray
     logprobs: np.ndarray
+    emphasis: np.ndarray
     versions: tuple[str, ...]
     turns: tuple[Turn, ...]
 
@@ -109,12 +111,14 @@ def _walk(trace: Trace, path: Sequence[Turn], done: set[str]) -> Branch:
     tokens: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []
+    emphasis: list[float] = []
     versions: dict[str, None] = {}
     for turn in path:
         fresh = turn.id not in done
         tokens += turn.context + turn.output
         mask += [False] * len(turn.context) + [fresh] * len(turn.output)
         logprobs += [0.0] * len(turn.context) + list(turn.logprobs or [0.0] * len(turn.output))
+        emphasis += [0.0] * len(turn.context) + [turn.reply.weight] * len(turn.output)
         if fresh:
             versions |= dict.fromkeys(span.version for span in turn.versions)
     if len(logprobs) != len(tokens):
@@ -125,6 +129,7 @@ def _walk(trace: Trace, path: Sequence[Turn], done: set[str]) -> Branch:
         tokens=np.asarray(tokens, np.int32),
         mask=np.asarray(mask, bool),
         logprobs=np.asarray(logprobs, np.float32),
+        emphasis=np.asarray(emphasis, np.float32),
         versions=tuple(versions),
         turns=tuple(path),
     )

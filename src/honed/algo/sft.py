@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from honed.algo.branches import branches, sequence_mean, token_mean
+from honed.algo.branches import Branch, branches
 from honed.config import Settings
 from honed.errors import Refused
 from honed.protocols import Loss
@@ -31,7 +31,7 @@ class SftSettings(Settings):
     decay: float = Field(default=0.0, ge=0, le=1)
     """The share of the steps, at the end, over which the learning rate falls linearly to 0."""
     average: Literal["token", "sequence"] = "token"
-    """Mean over the batch's trained tokens, or over traces of their token means."""
+    """Mean over the batch's trained tokens, or over traces of their token means; each token as its message weighs."""
     min_score: float | None = None
     """Imitate only traces whose score reaches this (None: all that have no fault; demonstrations have no score)."""
     seed: int = 0
@@ -39,7 +39,8 @@ class SftSettings(Settings):
 
 
 class Sft:
-    """The algorithm: every output token of every trace that has no fault and reaches min_score."""
+    """The algorithm: every output token of every trace that has no fault and reaches min_score, weighed as its message
+    (Message.weight)."""
 
     loss: ClassVar[Loss] = "cross_entropy"
 
@@ -52,19 +53,28 @@ class Sft:
 
     def samples(self, traces: Sequence[Trace]) -> list[Sample]:
         """One optimiser step's samples: weights sum to 1 over all of them. Raises Refused for traces without ids."""
-        parts = [found for trace in traces if self._wanted(trace) and (found := branches(trace))]
+        parts = [found for trace in traces if self._wanted(trace) and (found := branches(trace)) and _mass(found)]
+        masses = [_mass(found) for found in parts]
         if self.settings.average == "sequence":
-            weights = [row for rows in sequence_mean(parts) for row in rows]
+            totals = [len(parts) * mass for mass in masses]
         else:
-            weights = token_mean([part for found in parts for part in found])
-        flat = [part for found in parts for part in found]
-        return [part.sample(weight) for part, weight in zip(flat, weights, strict=True)]
+            totals = [sum(masses)] * len(parts)
+        return [
+            part.sample((part.mask * part.emphasis / np.float32(total)).astype(np.float32))
+            for found, total in zip(parts, totals, strict=True)
+            for part in found
+        ]
 
     def _wanted(self, trace: Trace) -> bool:
         if trace.fault is not None:
             return False
         least = self.settings.min_score
         return least is None or trace.score is None or trace.score.value >= least
+
+
+def _mass(parts: Sequence[Branch]) -> float:
+    """Trained tokens, each as its message weighs."""
+    return float(sum(part.emphasis[part.mask].sum() for part in parts))
 
 
 def from_ids(rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[Sample]:

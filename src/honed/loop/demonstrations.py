@@ -6,6 +6,7 @@ them. Its output ids are those the model would have had to sample, its stop id i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -49,6 +50,8 @@ def demonstrate(
     """
     if not messages or messages[-1].role != "assistant":
         raise BadRequest("a demonstration must end with the assistant's message.", param="value")
+    if odd := [message.weight for message in messages if not 0 <= message.weight < math.inf]:
+        raise BadRequest(f"a message's weight = {odd[0]} must be a number from 0 on.", param="value")
     id = "trace_" + codec.digest(["demonstration", line, tenant, list(prompt), list(tools), list(messages)])[:32]
     turns: list[Turn] = []
     said: list[Message] = []
