@@ -34,10 +34,12 @@ suites = ["support.lessons:holdout_before"]
 [sft]
 learning_rate = 5e-4
 passes = 4
+decay = 0.3
 batch_size = 8
 seed = {seed}
 [learn]
 steps = 0
+warmup_steps = 6
 seed = {seed}
 [gate]
 target_suites = ["support-changed-before", "support-unchanged-before"]
