@@ -279,6 +279,32 @@ async def test_arrays_that_an_algorithm_needs_are_filled(tmp_path: Path, algorit
         assert filled[0] == 0.0
 
 
+class Apart(FakeTrainer):
+    """A trainer whose log-probabilities differ from the sampler's, more at every step."""
+
+    passes = 0
+
+    async def forward_backward(self, samples: Sequence[Sample], loss: Any) -> StepResult:
+        """Says by how much."""
+        self.passes += loss == "policy_gradient"
+        found = await super().forward_backward(samples, loss)
+        return msgspec.structs.replace(found, metrics={"mismatch_k3": 0.006 * self.passes, "mismatch_max": 1.0})
+
+
+async def test_an_alarm_when_sampler_and_trainer_differ_sounds_once(tmp_path: Path) -> None:
+    store, saved, events = open_store(None, tmp_path), Saved(), []
+    lesson = await lesson_of(store, tmp_path)
+    trainer = Apart(tmp_path / "blobs", lesson.engine)  # type: ignore[arg-type]
+    lesson = dataclasses.replace(lesson, trainer=trainer, on_event=lambda event, fields: events.append((event, fields)))
+    _, progress = await learn(lesson, plan_of(store), Progress(), saved)
+    assert [fields["mismatch"] for event, fields in events if event == "learn.practised"] == [
+        pytest.approx(value) for value in (0.006, 0.012, 0.018)
+    ]
+    assert progress.mismatch == pytest.approx(0.018)
+    (note,) = progress.notes
+    assert "differ by 0.012 a token at step 2, over learn.max_mismatch = 0.01" in note
+
+
 async def test_each_kind_of_task_is_taught_by_its_own_version(tmp_path: Path) -> None:
     store, saved = open_store(None, tmp_path), Saved()
     tasks = [fake_task(f"refund order {i}", split="train") for i in range(2)]

@@ -87,6 +87,30 @@ def test_every_architecture_has_the_gradients_of_each_sequence_alone(kind: str) 
     assert relative(gradient(model), expected) < 1e-4
 
 
+def test_checkpointing_keeps_less_and_changes_no_gradient() -> None:
+    kept: dict[bool, int] = {}
+    gradients = {}
+    for checkpoint in (False, True):
+        reader = TreeModel(tiny(layers=4))
+        if checkpoint:
+            reader.checkpoint()
+        samples, sizes = family(), []
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t
+        )
+        with hooks:
+            tree = reader.build([sample.tokens for sample in samples])
+            rows = torch.from_numpy(np.concatenate([rows[:-1] for rows in tree.rows]))
+            targets = torch.from_numpy(np.concatenate([sample.tokens[1:] for sample in samples]).astype(np.int64))
+            ones = torch.ones(len(rows), dtype=torch.float64)
+            lp = reader.logprobs(reader.hidden(tree), rows, targets, ones)
+            kept[checkpoint] = sum(sizes)
+        lp.sum().backward()
+        gradients[checkpoint] = gradient(reader.causal)
+    assert torch.equal(gradients[True], gradients[False])
+    assert kept[True] < kept[False] / 4
+
+
 @pytest.mark.parametrize("bend", [Bend(), Bend(0.5), Bend(1.0, 3.0), Bend(0.25, 2.0)])
 def test_bent_logits_have_the_gradient_of_the_formula(bend: Bend) -> None:
     reader = TreeModel(tiny())

@@ -159,7 +159,9 @@ class _Learning:
             self._tell(
                 "learn.practised", step=step + 1, of=settings.steps, reward=reward, groups=len(groups), flat=flat,
                 faults=faults, loss=result.loss, skipped=result.skipped, seconds=result.seconds,
+                mismatch=result.metrics.get("mismatch_k3", 0.0), mismatch_max=result.metrics.get("mismatch_max", 0.0),
             )  # fmt: skip
+            self._watch_mismatch(step, result)
             self.progress = msgspec.structs.replace(
                 self.progress,
                 rewards=(*self.progress.rewards, reward),
@@ -167,6 +169,19 @@ class _Learning:
                 faults=self.progress.faults + faults,
             )
             await self._advance(result, steps=step + 1, last=step + 1 == settings.steps)
+
+    def _watch_mismatch(self, step: int, result: StepResult) -> None:
+        """An alarm when sampler and trainer disagree about the same tokens: then the gradient is another policy's."""
+        found, limit = result.metrics.get("mismatch_k3", 0.0), self.settings.max_mismatch
+        if found > limit and self.progress.mismatch <= limit:
+            note = (
+                f"Sampler and trainer differ by {found:.2g} a token at step {step + 1}, over learn.max_mismatch = "
+                f"{limit:g}: the gradient is that of another policy. Set grpo.anchor = 'trainer', or look for what "
+                "they compute differently."
+            )
+            log("learn.mismatch", note=note, k3=found, largest=result.metrics.get("mismatch_max"))
+            self.progress = msgspec.structs.replace(self.progress, notes=(*self.progress.notes, note))
+        self.progress = msgspec.structs.replace(self.progress, mismatch=max(found, self.progress.mismatch))
 
     async def _measure(self, after: Literal["nothing", "sft", "practice"]) -> None:
         """Success on dev tasks between the phases; a phase in which nothing was learned adds no figure."""

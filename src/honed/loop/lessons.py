@@ -45,6 +45,9 @@ class LearnSettings(Settings):
     """Further draws of tasks for a step whose groups all scored alike."""
     max_skipped: int = Field(default=3, ge=1)
     """Practice ends after this many steps in a row in which there was nothing to learn."""
+    max_mismatch: float = Field(default=0.01, gt=0)
+    """How far sampler and trainer may differ on the same weights before a step sounds the alarm: the mean over tokens
+    of R - 1 - log R, R the ratio of their probabilities."""
     snapshot_every: int = Field(default=1, ge=1)
     """Steps between snapshots to resume from. Groups are kept in any case; what a crash costs is training time."""
     dev_suites: tuple[str, ...] = ()
@@ -107,7 +110,7 @@ class Progress(Noun, frozen=True, kw_only=True):
 
     `practised` are the tasks that the probe left (None: not probed yet), `set_aside` counts the others; `skipped`
     counts steps without anything to learn, `skipped_now` those in a row; `rewards` is the mean score of each step of
-    practice, `measured` what dev tasks said between the phases.
+    practice, `mismatch` the most by which sampler and trainer differed, `measured` what dev tasks said between phases.
     """
 
     sft: int = 0
@@ -120,6 +123,7 @@ class Progress(Noun, frozen=True, kw_only=True):
     zero_variance: int = 0
     faults: int = 0
     rewards: tuple[float, ...] = ()
+    mismatch: float = 0.0
     losses: tuple[float, ...] = ()
     snapshot: Snapshot | None = None
     notes: tuple[str, ...] = ()

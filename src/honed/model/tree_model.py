@@ -42,6 +42,14 @@ class TreeModel:
         self._bend = Bend.of(causal.config)
         self._check(ids, expected)
 
+    def checkpoint(self) -> None:
+        """From now on a backward pass computes each layer again instead of keeping what it needs of it.
+
+        transformers does so in training mode only, where dropout would be at work; the attention refuses it.
+        """
+        self.causal.activation_checkpointing_enable({"use_reentrant": False})
+        self.causal.train()
+
     def build(self, sequences: Sequence[np.ndarray]) -> Tree:
         """The tree of `sequences` on this model's device."""
         return build(sequences, device=self.device)

@@ -54,6 +54,8 @@ class LocalTrainer:
         self.config: dict[str, Any] = _plain(self._peft.peft_config["default"].to_dict())
         self._peft.eval()  # dropout would differ between samples that share a prefix
         self._model = TreeModel(self._peft.get_base_model())
+        if settings.checkpoint:
+            self._model.checkpoint()
         self._parameters = dict(lora.tensors(self._peft))
         self._fresh = self._copy()
         self._optimiser = Optimiser(self._parameters, settings)

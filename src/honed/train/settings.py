@@ -89,6 +89,9 @@ class TrainSettings(Settings):
     """[train.preference]: the preference loss."""
     micro_tokens: int = Field(default=1024, ge=1)
     """Tokens that run at once, shared prefixes counted once; a longer sample runs alone."""
+    checkpoint: bool = False
+    """Keep only each layer's input for the backward pass and compute the rest again: a third more time, much less
+    memory; the gradient is the same."""
     logit_rows: int = Field(default=256, ge=1)
     """Rows of [vocabulary] logits that exist at once."""
     threads: int = Field(default=0, ge=0)
