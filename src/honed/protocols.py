@@ -62,6 +62,13 @@ class Chunk(Noun, frozen=True, kw_only=True):
     usage: Usage | None = None
 
 
+class Scores(Noun, frozen=True, kw_only=True):
+    """Log-probabilities of given tokens, and the CPU (or device) seconds that they took."""
+
+    values: list[float]
+    seconds: float = 0.0
+
+
 class EngineStatus(Noun, frozen=True, kw_only=True):
     """`base` is the digest of the base weights, `versions` what is loaded, `busy_seconds` CPU (or device) seconds since
     start, `context` the longest sequence (prompt + output) in tokens, `capacity` the cache's size in tokens.
@@ -91,8 +98,8 @@ class Engine(Protocol):
 
     def submit(self, request: Request) -> AsyncIterator[Chunk]: ...
     async def cancel(self, id: str) -> None: ...
-    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
-        """Log-probability of each of `ids` after the first, of softmax(logits / temperature): len(ids) - 1 numbers."""
+    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> Scores:
+        """Log-probability of each of `ids` after the first, of softmax(logits / temperature): len(ids) - 1 values."""
         ...
 
     async def load(self, version: Version) -> None:
@@ -287,7 +294,7 @@ class Trainer(Protocol):
 
     async def forward_backward(self, samples: Sequence[Sample], loss: Loss) -> StepResult: ...
     async def step(self, learning_rate: float | None = None) -> StepResult: ...
-    async def logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+    async def logprobs(self, samples: Sequence[Sample]) -> list[Scores]:
         """Per sample, the current weights' log-probability of each token given those before it; position 0 is 0.0.
         At each sample's temperature."""
         ...

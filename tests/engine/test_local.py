@@ -194,7 +194,7 @@ async def test_top_logprobs_are_the_likeliest_tokens(engine: LocalEngine) -> Non
 async def test_logprobs_of_given_tokens(engine: LocalEngine, length: int) -> None:
     ids = prompt(8, length)
     expected = reference_logprobs(tiny().model, ids)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-    assert await engine.logprobs(ids, "") == pytest.approx(expected.tolist(), abs=1e-4)
+    assert (await engine.logprobs(ids, "")).values == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 async def test_logprobs_at_another_temperature(engine: LocalEngine) -> None:
@@ -202,13 +202,13 @@ async def test_logprobs_at_another_temperature(engine: LocalEngine) -> None:
     ids = prompt(8, 33)
     warm = torch.log_softmax(reference_logprobs(tiny().model, ids) / 2, -1)
     expected = warm[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-    assert await engine.logprobs(ids, "", 2.0) == pytest.approx(expected.tolist(), abs=1e-4)
+    assert (await engine.logprobs(ids, "", 2.0)).values == pytest.approx(expected.tolist(), abs=1e-4)
     with pytest.raises(BadRequest, match="temperature = 0"):
         await engine.logprobs(ids, "", 0.0)
 
 
 async def test_logprobs_of_one_token_are_none(engine: LocalEngine) -> None:
-    assert await engine.logprobs([3], "") == []
+    assert (await engine.logprobs([3], "")).values == []
 
 
 @pytest.mark.parametrize(

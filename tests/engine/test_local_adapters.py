@@ -100,7 +100,7 @@ async def test_logprobs_under_an_adapter_equal_peft() -> None:
     with torch.no_grad():
         logits = peft_model("llama", tensors)(torch.tensor([ids])).logits[0, :-1]
     expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-    assert await engine.logprobs(ids, "line@1") == pytest.approx(expected.tolist(), abs=2e-4)
+    assert (await engine.logprobs(ids, "line@1")).values == pytest.approx(expected.tolist(), abs=2e-4)
     await engine.close()
 
 

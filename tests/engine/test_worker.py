@@ -58,7 +58,7 @@ async def test_a_local_engine_answers_over_a_socket(remote: RemoteEngine) -> Non
     chunks = [chunk async for chunk in remote.submit(request)]
     assert sum(len(chunk.ids) for chunk in chunks) == 5
     assert chunks[-1].finish == "length"
-    assert len(await remote.logprobs([1, 2, 3], "")) == 2
+    assert len((await remote.logprobs([1, 2, 3], "")).values) == 2
     with pytest.raises(BadRequest) as caught:
         await anext(remote.submit(Request(id="b", ids=(1,) * 600, sampling=Sampling())))
     assert caught.value.param == "messages"

@@ -21,7 +21,7 @@ from honed.errors import NotFound, NothingLearned
 from honed.loop.curate import CurateSettings
 from honed.loop.learn import Lesson, learn
 from honed.loop.lessons import LearnSettings, Phase, Plan, Progress
-from honed.protocols import StepResult
+from honed.protocols import Scores, StepResult
 from honed.store import Store, open_store
 from honed.testing import RENDERER, FakeRuntime, FakeTrainer, fake_task, read_fake, write_fake
 from honed.types import Message, Sample, Task, Version
@@ -257,9 +257,9 @@ class Arrays(FakeTrainer):
         self.seen = [*getattr(self, "seen", []), *samples]
         return await super().forward_backward(samples, loss)
 
-    async def logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+    async def logprobs(self, samples: Sequence[Sample]) -> list[Scores]:
         """-1 everywhere."""
-        return [[0.0, *[-1.0] * (len(sample.tokens) - 1)] for sample in samples]
+        return [Scores(values=[0.0, *[-1.0] * (len(s.tokens) - 1)], seconds=1.0) for s in samples]
 
 
 PROXIMAL = Grpo(GrpoSettings(anchor="trainer"))
@@ -277,6 +277,19 @@ async def test_arrays_that_an_algorithm_needs_are_filled(tmp_path: Path, algorit
         assert filled.shape == sample.tokens.shape
         assert filled.dtype == np.float32
         assert filled[0] == 0.0
+
+
+async def test_the_seconds_of_arrays_are_charged(tmp_path: Path) -> None:
+    """A second a sample, and what the passes and steps of the fakes take."""
+    store, saved = open_store(None, tmp_path), Saved()
+    lesson = await lesson_of(store, tmp_path, practice=Phase(algorithm=PROXIMAL, learning_rate=1e-4))
+    trainer, meter = Arrays(tmp_path / "blobs", lesson.engine), Meter(load_book(), line=LINE)  # type: ignore[arg-type]
+    settings = SETTINGS.model_copy(update={"imitate": False})
+    rollouts = dataclasses.replace(lesson.rollouts, meter=meter)
+    lesson = dataclasses.replace(lesson, trainer=trainer, settings=settings, rollouts=rollouts)
+    await learn(lesson, plan_of(store), Progress(), saved)
+    trained = [entry.seconds for entry in store.ledger.list(LINE) if entry.activity == "train"]
+    assert sum(trained) == pytest.approx(len(trainer.seen) + 3 * 0.011)
 
 
 class Apart(FakeTrainer):
@@ -313,9 +326,9 @@ async def test_each_kind_of_task_is_taught_by_its_own_version(tmp_path: Path) ->
     lesson = await lesson_of(store, tmp_path, practice=Phase(algorithm=distill, learning_rate=1e-4))
     asked: list[str] = []
 
-    async def logprobs(ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
+    async def logprobs(ids: Sequence[int], version: str, temperature: float = 1.0) -> Scores:
         asked.append(version)
-        return [-float(version.rpartition("@")[2])] * (len(ids) - 1)  # tells the teachers apart
+        return Scores(values=[-float(version.rpartition("@")[2])] * (len(ids) - 1))  # tells the teachers apart
 
     lesson.engine.logprobs = logprobs  # type: ignore[method-assign]
     trainer = Arrays(tmp_path / "blobs", lesson.engine)  # type: ignore[arg-type]

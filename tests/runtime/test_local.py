@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 import torch
 from tokenizers import Tokenizer, models
-from train.models import VOCABULARY, family, sample, tiny
+from train.models import VOCABULARY, family, sample, scored, tiny
 
 from honed.engine.settings import EngineSettings
 from honed.errors import ConfigError, EngineError, NotFound, Refused
@@ -106,20 +106,20 @@ async def test_what_is_trained_is_sampled_after_publishing_and_both_agree_on_it(
     assert versions == {"support@0.1"}
     second = await trainer.forward_backward([attempt(ids, logprobs, 1.0)], "policy_gradient")
     assert second.metrics["mismatch_max"] < 1e-4
-    base = await engine.logprobs([1, 2, 3, 4], "")
-    new = await engine.logprobs([1, 2, 3, 4], "support@0.1")
+    base = (await engine.logprobs([1, 2, 3, 4], "")).values
+    new = (await engine.logprobs([1, 2, 3, 4], "support@0.1")).values
     assert max(abs(a - b) for a, b in zip(base, new, strict=True)) > 1e-3
-    trained = await trainer.logprobs([sample([1, 2, 3, 4], 1)])
+    trained = await scored(trainer, [sample([1, 2, 3, 4], 1)])
     assert trained[0][1:] == pytest.approx(new, abs=1e-4)
 
 
 async def test_a_name_published_again_answers_with_the_new_weights(learner: LocalLearner) -> None:
     await learner.trainer.publish("support@0.1")
-    old = await learner.engine.logprobs([1, 2, 3, 4], "support@0.1")
+    old = (await learner.engine.logprobs([1, 2, 3, 4], "support@0.1")).values
     await learner.trainer.forward_backward(family(), "cross_entropy")
     await learner.trainer.step(1e-2)
     await learner.trainer.publish("support@0.1")
-    assert await learner.engine.logprobs([1, 2, 3, 4], "support@0.1") != old
+    assert (await learner.engine.logprobs([1, 2, 3, 4], "support@0.1")).values != old
 
 
 async def test_a_snapshot_serves_as_a_version_and_restores(learner: LocalLearner) -> None:
@@ -128,10 +128,10 @@ async def test_a_snapshot_serves_as_a_version_and_restores(learner: LocalLearner
     kept = await learner.trainer.snapshot("versions/support/1")
     base = (await learner.engine.status()).base
     await learner.engine.load(Version(line="support", number=1, uri=kept.uri, digest=kept.digest, base=base))
-    served = await learner.engine.logprobs([1, 2, 3, 4], "support@1")
+    served = (await learner.engine.logprobs([1, 2, 3, 4], "support@1")).values
     await learner.trainer.restore(None)
     await learner.trainer.restore(kept)
-    trained = await learner.trainer.logprobs([sample([1, 2, 3, 4], 1)])
+    trained = await scored(learner.trainer, [sample([1, 2, 3, 4], 1)])
     assert trained[0][1:] == pytest.approx(served, abs=1e-4)
     with pytest.raises(NotFound):
         await sampled(learner, "support@7")

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from honed.protocols import Trainer
 from honed.types import Sample
 
 VOCABULARY = 53
@@ -48,6 +49,13 @@ def naive_logprobs(model: LlamaForCausalLM, sample: Sample) -> torch.Tensor:
     ids = torch.from_numpy(sample.tokens.astype(np.int64))
     logits = model(input_ids=ids[None]).logits[0, :-1] / sample.temperature
     return logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+
+
+async def scored(trainer: Trainer, samples: list[Sample]) -> list[list[float]]:
+    """The trainer's log-probabilities; what they cost is above 0."""
+    found = await trainer.logprobs(samples)
+    assert all(each.seconds > 0 for each in found)
+    return [each.values for each in found]
 
 
 def gradient(model: nn.Module) -> torch.Tensor:

@@ -15,7 +15,7 @@ from honed.train.local import LocalTrainer
 from honed.train.settings import TrainSettings
 from honed.types import Sample
 
-from .models import family, naive_logprobs, sample, tiny
+from .models import family, naive_logprobs, sample, scored, tiny
 
 SETTINGS = TrainSettings(learning_rate=1e-2, threads=1, micro_tokens=40)
 
@@ -36,7 +36,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 async def nll(trainer: LocalTrainer, samples: list[Sample]) -> float:
-    found = await trainer.logprobs(samples)
+    found = await scored(trainer, samples)
     return -float(sum(np.dot(s.weights, lp) for s, lp in zip(samples, found, strict=True)))
 
 
@@ -66,7 +66,7 @@ async def test_policy_gradient_moves_towards_reward_and_measures_the_mismatch(tm
     teacher = trainer(tmp_path)
     good, bad = sample([1, 2, 3, 4, 5], 2), sample([1, 2, 3, 6, 7], 2)
     rows = [msgspec.structs.replace(s, weights=(s.weights != 0).astype(np.float32) / 4) for s in (good, bad)]
-    before = await teacher.logprobs(rows)
+    before = await scored(teacher, rows)
     batch = [
         msgspec.structs.replace(row, logprobs=np.asarray(lp, np.float32), advantages=np.full(5, advantage, np.float32))
         for row, lp, advantage in zip(rows, before, (0.5, -0.5), strict=True)
@@ -76,7 +76,7 @@ async def test_policy_gradient_moves_towards_reward_and_measures_the_mismatch(tm
     assert result.metrics["mismatch_max"] < 1e-5
     assert result.metrics["mismatch_k3"] == pytest.approx(0, abs=1e-9)
     await teacher.step(1e-2)
-    after = await teacher.logprobs(rows)
+    after = await scored(teacher, rows)
     assert sum(after[0][3:]) > sum(before[0][3:])
     assert sum(after[1][3:]) < sum(before[1][3:])
     off = [msgspec.structs.replace(s, logprobs=s.logprobs - np.float32(0.25)) for s in batch]
@@ -86,7 +86,7 @@ async def test_policy_gradient_moves_towards_reward_and_measures_the_mismatch(tm
 
 async def test_logprobs_are_those_of_the_model_at_the_samples_temperature(tmp_path: Path) -> None:
     samples = [msgspec.structs.replace(s, temperature=0.5 + i / 4) for i, s in enumerate(family())]
-    found = await trainer(tmp_path).logprobs(samples)
+    found = await scored(trainer(tmp_path), samples)
     for one, lp in zip(samples, found, strict=True):
         assert lp[0] == 0.0
         assert lp[1:] == pytest.approx(naive_logprobs(tiny(torch.float32), one).tolist(), abs=2e-5)
@@ -95,7 +95,7 @@ async def test_logprobs_are_those_of_the_model_at_the_samples_temperature(tmp_pa
 async def test_preference_pairs(tmp_path: Path) -> None:
     teacher = trainer(tmp_path, micro_tokens=1)
     pairs = [sample([1, 2, 3, number], 1, pair=f"{i}:{side}") for i, side, number in PAIRS]
-    reference = await teacher.logprobs(pairs)
+    reference = await scored(teacher, pairs)
     ones = [np.array([0, 0, 0, 0.5], np.float32)] * 4
     rows = [
         msgspec.structs.replace(s, reference=np.asarray(lp, np.float32), weights=w)
@@ -184,12 +184,12 @@ async def test_the_same_samples_and_seed_give_the_same_bits(tmp_path: Path) -> N
 
 async def test_a_fresh_adapter_is_the_base_model(tmp_path: Path) -> None:
     teacher = trainer(tmp_path)
-    fresh, base = weights(teacher), await teacher.logprobs(family())
+    fresh, base = weights(teacher), await scored(teacher, family())
     await imitate(teacher, family(), 2)
     await teacher.forward_backward(family(), "cross_entropy")
     await teacher.restore(None)
     assert same(weights(teacher), fresh)
-    assert await teacher.logprobs(family()) == base
+    assert await scored(teacher, family()) == base
     assert (await teacher.step()).skipped, "accumulated gradients must be gone"
 
 
@@ -233,7 +233,7 @@ async def test_peft_itself_loads_a_snapshot(tmp_path: Path) -> None:
     await imitate(teacher, family(), 2)
     kept = await teacher.snapshot("s")
     theirs = PeftModel.from_pretrained(tiny(torch.float32), kept.uri)
-    for one, lp in zip(family(), await teacher.logprobs(family()), strict=True):
+    for one, lp in zip(family(), await scored(teacher, family()), strict=True):
         ids = torch.from_numpy(one.tokens.astype(np.int64))[None]
         expected = theirs(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         assert lp[1:] == pytest.approx(expected.tolist(), abs=2e-5)

@@ -14,7 +14,7 @@ from honed.engine.scheduler import Piece, Scheduler, Sequence
 from honed.errors import EngineError, HonedError
 from honed.log import log
 from honed.model.linear import Adapter
-from honed.protocols import Chunk
+from honed.protocols import Chunk, Scores
 from honed.types import Finish, Usage
 
 MAX_FAILED_STEPS = 8
@@ -169,7 +169,7 @@ class Core:
             if sequence.scores is not None and sequence.computed == sequence.num_prompt:
                 self.scheduler.remove(sequence, keep=False)
                 self.prompt_tokens += sequence.num_prompt
-                sequence.sink(sequence.scores)
+                sequence.sink(Scores(values=sequence.scores, seconds=sequence.seconds))
 
     def _fail(self, sequence: Sequence, error: HonedError) -> None:
         if sequence.bank is not None:

@@ -28,7 +28,7 @@ from honed.engine.thread import CoreThread
 from honed.errors import BadRequest, ConfigError, NotFound, Refused
 from honed.model import attention, checkpoint
 from honed.model.linear import Adapter, serving_copy
-from honed.protocols import Chunk, EngineStatus, Request
+from honed.protocols import Chunk, EngineStatus, Request, Scores
 from honed.types import Sampling, Version
 
 MEMORY = "memory:"
@@ -116,7 +116,7 @@ class LocalEngine:
         """Ends a request with finish "cancelled"; what it held is free at once. An unknown id does nothing."""
         self._thread.hint(functools.partial(self._core.cancel, id))
 
-    async def logprobs(self, ids: Ids[int], version: str, temperature: float = 1.0) -> list[float]:
+    async def logprobs(self, ids: Ids[int], version: str, temperature: float = 1.0) -> Scores:
         """Log-probability of each id after the first, of softmax(logits / temperature), temperature above 0."""
         self._check_ids(ids, 0)
         if not 0 < temperature <= 100:
@@ -133,7 +133,8 @@ class LocalEngine:
             scores=[],
         )
         self._thread.post(functools.partial(self._start, sequence), sink)
-        return list(await _answer(items))
+        found: Scores = await _answer(items)
+        return found
 
     async def load(self, version: Version) -> None:
         """Verifies a version's files and makes it available. A digest that is loaded already is left alone.

@@ -22,7 +22,7 @@ from typing import Any
 from honed.engine.stall import until_stalled
 from honed.errors import ConfigError, EngineError, HonedError
 from honed.log import log
-from honed.protocols import Chunk, EngineStatus, Request
+from honed.protocols import Chunk, EngineStatus, Request, Scores
 from honed.rpc import Client
 from honed.types import Version
 
@@ -52,9 +52,9 @@ class RemoteEngine:
         """Ends a request."""
         await self._client.call("cancel", id)
 
-    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
+    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> Scores:
         """Log-probability of each id after the first."""
-        return await self._client.call("logprobs", list(ids), version, temperature, result=list[float])
+        return await self._client.call("logprobs", list(ids), version, temperature, result=Scores)
 
     async def load(self, version: Version) -> None:
         """Makes a version available."""
@@ -143,7 +143,7 @@ class EngineProcess:
         if self._remote is not None and self._up.is_set():
             await self._remote.cancel(id)
 
-    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
+    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> Scores:
         """Log-probability of each id after the first."""
         return await (await self._ready()).logprobs(ids, version, temperature)
 

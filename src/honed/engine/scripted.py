@@ -20,7 +20,7 @@ from honed import codec
 from honed.clock import new_id
 from honed.config import Settings
 from honed.errors import BadRequest, CorruptData, NotFound
-from honed.protocols import Chunk, EngineStatus, Request
+from honed.protocols import Chunk, EngineStatus, Request, Scores
 from honed.types import Message, Tool, ToolCall, Usage, Version
 
 START, END = 256, 257
@@ -102,10 +102,10 @@ class ScriptedEngine:
         if id in self._active:
             self._cancelled.add(id)
 
-    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
+    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> Scores:
         """The scripted log-probability of each id after the first, the same at every temperature."""
         self._require(version)
-        return [_logprob(id) for id in ids[1:]]
+        return Scores(values=[_logprob(id) for id in ids[1:]])
 
     async def load(self, version: Version) -> None:
         """Makes a version available after `load_seconds`; raises CorruptData for those in `corrupt`."""

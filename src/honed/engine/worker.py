@@ -24,7 +24,7 @@ from honed import rpc
 from honed.config import parse
 from honed.errors import ConfigError, HonedError
 from honed.log import log
-from honed.protocols import Chunk, Engine, EngineStatus, Request
+from honed.protocols import Chunk, Engine, EngineStatus, Request, Scores
 from honed.types import Version
 
 PARENT_CHECK_SECONDS = 1.0
@@ -44,7 +44,7 @@ def handlers(engine: Engine) -> dict[str, Callable[..., Any]]:
     async def cancel(id: str) -> None:
         await engine.cancel(id)
 
-    async def logprobs(ids: Sequence[int], version: str, temperature: float) -> list[float]:
+    async def logprobs(ids: Sequence[int], version: str, temperature: float) -> Scores:
         return await engine.logprobs(ids, version, temperature)
 
     async def load(version: Version) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from honed.protocols import Algorithm, Distillation, Engine, Trainer
+from honed.protocols import Algorithm, Distillation, Engine, Scores, Trainer
 from honed.store import Store
 from honed.types import Group, Sample, Version
 
 
 async def fill(
-    samples: list[Sample],
+    samples: Sequence[Sample],
     algorithm: Algorithm,
     kinds: Mapping[str, str],
     *,
@@ -23,23 +23,32 @@ async def fill(
     engine: Engine,
     store: Store,
     parent: Version,
-) -> list[Sample]:
-    """The samples with what `algorithm` needs; `kinds` is the kind of task of each branch, `parent` the reference."""
+) -> tuple[list[Sample], float]:
+    """The samples with what `algorithm` needs, and the CPU seconds that it took; `kinds` is the kind of task of each
+    branch, `parent` the reference."""
+    samples, seconds = list(samples), 0.0
     if "old_logprobs" in algorithm.needs:
         found = await trainer.logprobs(samples)
         samples = [
-            msgspec.structs.replace(sample, old_logprobs=np.asarray(values, dtype=np.float32))
-            for sample, values in zip(samples, found, strict=True)
+            msgspec.structs.replace(s, old_logprobs=_array(each)) for s, each in zip(samples, found, strict=True)
         ]
+        seconds += sum(each.seconds for each in found)
+    wanted: list[str] = []
     if "reference" in algorithm.needs:
         await _load(engine, parent)
-        samples = [await _with_reference(engine, sample, parent.id) for sample in samples]
-    if isinstance(algorithm, Distillation):
+        wanted = [parent.id] * len(samples)
+    elif isinstance(algorithm, Distillation):
         wanted = [algorithm.teacher(kinds.get(sample.branch, "")) for sample in samples]
         await load_versions(engine, store, wanted)
-        pairs = zip(samples, wanted, strict=True)
-        samples = algorithm.complete([await _with_reference(engine, *pair) for pair in pairs])
-    return samples
+    for index, version in enumerate(wanted):
+        sample = samples[index]
+        scores = await engine.logprobs([int(id) for id in sample.tokens], version, sample.temperature)
+        seconds += scores.seconds
+        reference = np.concatenate([np.zeros(1, np.float32), _array(scores)])
+        samples[index] = msgspec.structs.replace(sample, reference=reference)
+    if isinstance(algorithm, Distillation):
+        samples = algorithm.complete(samples)
+    return samples, seconds
 
 
 async def load_versions(engine: Engine, store: Store, ids: Sequence[str]) -> None:
@@ -58,6 +67,5 @@ async def _load(engine: Engine, version: Version) -> None:
         await engine.load(version)
 
 
-async def _with_reference(engine: Engine, sample: Sample, version: str) -> Sample:
-    values = await engine.logprobs([int(id) for id in sample.tokens], version, sample.temperature)
-    return msgspec.structs.replace(sample, reference=np.asarray([0.0, *values], dtype=np.float32))
+def _array(scores: Scores) -> np.ndarray:
+    return np.asarray(scores.values, dtype=np.float32)

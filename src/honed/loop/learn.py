@@ -264,13 +264,13 @@ class _Learning:
             return StepResult(skipped="no group had two different scores")
         lesson, tasks = self.lesson, await asyncio.to_thread(self.store.tasks.find, [group.task for group in groups])
         kinds = arrays.kinds_of(groups, {id: task.kind for id, task in tasks.items()})
-        samples = await arrays.fill(
+        samples, filling = await arrays.fill(
             samples, algorithm, kinds, trainer=lesson.trainer, engine=lesson.engine, store=self.store,
             parent=self.plan.parent,
         )  # fmt: skip
         result = await self.lesson.trainer.forward_backward(samples, algorithm.loss)
         stepped = await self.lesson.trainer.step(rate)
-        seconds = result.seconds + stepped.seconds
+        seconds = filling + result.seconds + stepped.seconds
         meter = self.lesson.rollouts.meter
         if meter is not None:
             meter.charge("train", seconds, tokens=result.trained_tokens, line=self.plan.line)

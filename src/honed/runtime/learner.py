@@ -25,7 +25,7 @@ from honed.config import parse
 from honed.engine import worker
 from honed.errors import ConfigError, CorruptData, HonedError
 from honed.log import log
-from honed.protocols import Chunk, Engine, Loss, Request, Snapshot, StepResult, Trainer
+from honed.protocols import Chunk, Engine, Loss, Request, Scores, Snapshot, StepResult, Trainer
 from honed.runtime.settings import LearnerSettings
 from honed.runtime.turns import Turns
 from honed.types import Sample
@@ -45,7 +45,7 @@ def handlers(engine: Engine, trainer: Trainer) -> dict[str, Callable[..., Any]]:
             async for chunk in chunks:
                 yield chunk
 
-    async def logprobs(ids: Sequence[int], version: str, temperature: float) -> list[float]:
+    async def logprobs(ids: Sequence[int], version: str, temperature: float) -> Scores:
         async with turns.generating():
             return await engine.logprobs(ids, version, temperature)
 
@@ -61,7 +61,7 @@ def _trainer_handlers(engine: Engine, trainer: Trainer, turns: Turns) -> dict[st
         async with turns.training():
             return await trainer.step(learning_rate)
 
-    async def logprobs(samples: Sequence[Sample]) -> list[list[float]]:
+    async def logprobs(samples: Sequence[Sample]) -> list[Scores]:
         async with turns.training():
             return await trainer.logprobs(samples)
 

@@ -21,7 +21,7 @@ from honed.engine.process import MAX_SOCKET_PATH_BYTES, RemoteEngine
 from honed.engine.stall import until_stalled
 from honed.errors import ConfigError, EngineError, HonedError
 from honed.log import log
-from honed.protocols import Job, Loss, Snapshot, StepResult
+from honed.protocols import Job, Loss, Scores, Snapshot, StepResult
 from honed.rpc import Client
 from honed.runtime.settings import LearnerSettings
 from honed.types import Sample
@@ -219,9 +219,9 @@ class RemoteTrainer:
         """One optimiser step."""
         return await self._client.call("trainer.step", learning_rate, result=StepResult)
 
-    async def logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+    async def logprobs(self, samples: Sequence[Sample]) -> list[Scores]:
         """Per sample the log-probability of each token; position 0 is 0.0."""
-        return await self._client.call("trainer.logprobs", list(samples), result=list[list[float]])
+        return await self._client.call("trainer.logprobs", list(samples), result=list[Scores])
 
     async def snapshot(self, name: str) -> Snapshot:
         """Writes the state under `name`."""

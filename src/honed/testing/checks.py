@@ -86,7 +86,7 @@ async def _cancels(engine: Engine, ids: tuple[int, ...]) -> None:
 
 
 async def _logprobs(engine: Engine, ids: tuple[int, ...]) -> None:
-    values = await engine.logprobs(ids, "")
+    values = (await engine.logprobs(ids, "")).values
     assert len(values) == len(ids) - 1, f"{len(values)} log-probabilities for {len(ids)} ids, not {len(ids) - 1}"
     assert all(value <= 1e-6 for value in values), "a log-probability above 0"
 

@@ -35,6 +35,7 @@ from honed.protocols import (
     Outcome,
     Request,
     Sandbox,
+    Scores,
     Session,
     Snapshot,
     StepResult,
@@ -118,10 +119,10 @@ class FakeEngine:
         if id in self._running:
             self._cancelled.add(id)
 
-    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> list[float]:
+    async def logprobs(self, ids: Sequence[int], version: str, temperature: float = 1.0) -> Scores:
         """Zeros, of the right number."""
         self._require(version)
-        return [0.0] * (len(ids) - 1)
+        return Scores(values=[0.0] * (len(ids) - 1), seconds=0.002)
 
     async def load(self, version: Version) -> None:
         """Reads the version's skills from its folder, verified against its digest."""
@@ -180,9 +181,9 @@ class FakeTrainer:
         self._gradient, self.steps = {}, self.steps + 1
         return StepResult(seconds=0.001)
 
-    async def logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+    async def logprobs(self, samples: Sequence[Sample]) -> list[Scores]:
         """Zeros."""
-        return [[0.0] * len(sample.tokens) for sample in samples]
+        return [Scores(values=[0.0] * len(sample.tokens), seconds=0.001) for sample in samples]
 
     async def snapshot(self, name: str) -> Snapshot:
         """Writes the folder `name`, its manifest last."""

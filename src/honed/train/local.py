@@ -22,7 +22,7 @@ from honed.log import log
 from honed.model import lora
 from honed.model.load import Loaded
 from honed.model.tree_model import TreeModel
-from honed.protocols import Channel, Loss, Snapshot, StepResult
+from honed.protocols import Channel, Loss, Scores, Snapshot, StepResult
 from honed.train import passes, snapshots
 from honed.train.optim import Optimiser
 from honed.train.settings import TrainSettings
@@ -73,7 +73,7 @@ class LocalTrainer:
         """One AdamW step over what has been accumulated, which is gone afterwards, applied or skipped."""
         return await self._run(lambda: self._step(learning_rate))
 
-    async def logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+    async def logprobs(self, samples: Sequence[Sample]) -> list[Scores]:
         """Per sample the log-probability of each token, at its temperature; position 0 is 0.0."""
         return await self._run(lambda: passes.logprobs(self._model, samples, self._settings))
 
