@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from algo.traces import group
 
 import honed
 from honed import __version__
@@ -14,7 +15,7 @@ from honed.algo.grpo import Grpo
 from honed.assemble import Config, build_loop, given_lessons, load_config, open_store, recipe, verify_version
 from honed.assemble.config import check
 from honed.assemble.loop import environment, source_digest, suite_tasks
-from honed.assemble.practice import practice_phase
+from honed.assemble.practice import flat_by, practice_phase
 from honed.errors import ConfigError, CorruptData, Refused
 from honed.testing import FakeEnvironment, fake_task
 from honed.types import Version
@@ -168,6 +169,23 @@ def test_algorithms_by_name() -> None:
         practice_phase(Config.model_validate({"learner": {"algorithm": "gpro"}}))
 
 
+def test_a_group_of_one_is_refused_only_where_attempts_are_compared() -> None:
+    alone = {"learn": {"group_size": 1}}
+    with pytest.raises(ConfigError, match="a group of one"):
+        check(Config.model_validate(alone))
+    teachers = {"distill": {"teachers": {"*": "m@1"}}, "learner": {"algorithm": "distill"}}
+    check(Config.model_validate({**alone, **teachers}))
+
+
+def test_which_groups_are_waste_is_the_algorithms_to_say() -> None:
+    """All right and unequally long: flat for plain GRPO, not where length costs, never for distillation."""
+    alike = group([1, 1, 1, 1])
+    length = {"grpo": {"overlong_start": 2, "overlong_limit": 4}}
+    teachers = {"distill": {"teachers": {"*": "m@1"}}, "learner": {"algorithm": "distill"}}
+    assert [flat_by(Config.model_validate(keys))(alike) for keys in ({}, length, teachers)] == [True, False, False]
+    assert not flat_by(Config())(group([1, 0]))
+
+
 @pytest.mark.parametrize(
     ("sections", "needs"),
     [
@@ -204,6 +222,21 @@ def test_the_loss_decides_what_an_algorithm_needs(sections: dict, needs: set) ->
                 "train": {"policy": {"kl": 0.1}},
             },
             "the teacher is the reference",
+        ),
+        (
+            {
+                "learner": {"algorithm": "distill"},
+                "distill": {"teachers": {"*": "m@1"}},
+                "train": {"policy": {"objective": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}},
+            },
+            "a ratio of whole sequences has no place",
+        ),
+        ({"train": {"policy": {"correction_high": 3.0}}}, r"Set grpo\.anchor = 'trainer'"),
+        ({"learner": {"algorithm": "dpo"}, "grpo": {"scale": "std"}}, r"\[grpo\] is read by"),
+        ({"distill": {"teachers": {"*": "m@1"}}}, r"\[distill\] is read by"),
+        (
+            {"sft": {"batch_size": 64, "passes": 5}, "curate": {"max_demonstrations": 24, "replay": 64}},
+            r"spread over sft\.passes = 5",
         ),
     ],
 )

@@ -156,3 +156,13 @@ def test_a_split_is_a_matter_of_its_key() -> None:
     counts = [codec.split_of(str(i)) for i in range(4000)]
     assert abs(counts.count("holdout") / 4000 - 0.25) < 0.03
     assert abs(counts.count("dev") / 4000 - 0.15) < 0.03
+
+
+def test_a_weight_that_nobody_gave_enters_no_digest() -> None:
+    plain = Message(role="assistant", content="x")
+    assert "weight" not in codec.to_json(plain).decode()
+    assert plain.emphasis == 1.0
+    heavy = msgspec.structs.replace(plain, weight=2.0)
+    assert codec.digest(heavy) != codec.digest(plain)
+    assert codec.decode(codec.encode(heavy), Message) == heavy
+    assert codec.decode(codec.encode(plain), Message) == plain

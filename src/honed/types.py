@@ -44,7 +44,12 @@ class Message(Noun, frozen=True, kw_only=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
-    weight: float = 1.0
+    weight: float | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def emphasis(self) -> float:
+        """The weight, 1 where none is given."""
+        return 1.0 if isinstance(self.weight, msgspec.UnsetType) else self.weight
 
 
 class Tool(Noun, frozen=True, kw_only=True):

@@ -72,6 +72,12 @@ def test_over_the_mean() -> None:
     assert advantages_of(Grpo(GrpoSettings(scale="mean"))([group([1, 0, 0, 0])])) == pytest.approx([3, -1, -1, -1])
 
 
+def test_a_group_whose_mean_is_not_above_zero_teaches_nothing_over_its_mean() -> None:
+    settings = GrpoSettings(scale="mean")
+    assert judge(group([0, -1]), settings).outcome == "zero_variance"
+    assert Grpo(settings)([group([0, -1])]) == []
+
+
 def test_whitened_over_the_tokens_of_the_batch() -> None:
     """[1, 0] twice, 2 and 3 tokens each: +-.5, mean -.1 and variance .24 over ten tokens; +-1 after (A + .1) / .49."""
     samples = Grpo(GrpoSettings(scale="batch"))([group([1, 0]), group([1, 0])])

@@ -53,6 +53,9 @@ def test_a_list_with_a_correction_is_taken_whole(served: Served) -> None:
     assert {row.kind for row in served.store.feedback.of(["chatcmpl-1"])} == {"metric", "correction"}
 
 
+SAID = {"role": "assistant", "content": "so"}
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -63,6 +66,9 @@ def test_a_list_with_a_correction_is_taken_whole(served: Served) -> None:
         ({"kind": "praise"}, "kind"),
         ({"mood": 1}, "mood"),
         ({"kind": "correction", "value": "no"}, "value"),
+        ({"kind": "correction", "value": [{**SAID, "weight": -1}]}, "value[0].weight"),
+        ({"kind": "correction", "value": [{**SAID, "weight": "high"}]}, "value[0].weight"),
+        ({"kind": "correction", "value": [{**SAID, "weight": 0}]}, "value"),
     ],
 )
 def test_wrong_feedback_is_refused_by_field_and_nothing_of_it_kept(served: Served, change: dict, param: str) -> None:

@@ -98,6 +98,10 @@ def test_everything_that_is_said_arrives() -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wat"}}}},
             "response_format.json_schema.schema",
         ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"pattern": "a{4294967296}"}}}},
+            "response_format.json_schema.schema",
+        ),
         ({"min_p": 1.5}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
@@ -112,6 +116,10 @@ def test_everything_that_is_said_arrives() -> None:
 )
 def test_a_wrong_parameter_is_named(change: dict[str, Any], param: str) -> None:
     assert refused(**change).param == param
+
+
+def test_a_temperature_all_but_zero_is_greedy() -> None:
+    assert [read(temperature=value).sampling.temperature for value in (1e-40, 9e-6, 1e-5, 0)] == [0, 0, 1e-5, 0]
 
 
 def test_a_forced_call_is_a_form() -> None:

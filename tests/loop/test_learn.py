@@ -333,7 +333,7 @@ async def test_each_kind_of_task_is_taught_by_its_own_version(tmp_path: Path) ->
     lesson.engine.logprobs = logprobs  # type: ignore[method-assign]
     trainer = Arrays(tmp_path / "blobs", lesson.engine)  # type: ignore[arg-type]
     settings = SETTINGS.model_copy(update={"imitate": False, "steps": 1, "groups_per_step": 4})
-    lesson = dataclasses.replace(lesson, trainer=trainer, settings=settings, curate=CurateSettings(probe_attempts=0))
+    lesson = dataclasses.replace(lesson, trainer=trainer, settings=settings)
     plan = plan_of(store, tasks)
     with pytest.raises(NotFound, match=f"{LINE}@6"):
         await learn(lesson, plan, Progress(), saved)

@@ -21,6 +21,7 @@ from honed.model.attention import (
     attend,
     blank,
     decode_mask,
+    position_limit,
     prefill_mask,
     refuse_unsupported,
 )
@@ -168,6 +169,23 @@ def test_blank_memory_is_zero_and_of_its_kind(dtype: torch.dtype) -> None:
 def test_models_with_other_attention_are_refused_by_name(config: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         refuse_unsupported(SimpleNamespace(**config))
+
+
+def test_windows_that_the_attention_is_not_told_of_are_refused() -> None:
+    refuse_unsupported(transformers.Qwen2MoeConfig())
+    with pytest.raises(ConfigError, match="sliding windows of a qwen2_moe"):
+        refuse_unsupported(transformers.Qwen2MoeConfig(use_sliding_window=True, sliding_window=64))
+    refuse_unsupported(transformers.MistralConfig(sliding_window=64))
+
+
+def test_positions_that_depend_on_the_longest_neighbour_have_a_limit() -> None:
+    factors = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48, "rope_theta": 1e4}
+    long = transformers.Phi3Config(
+        rope_parameters=factors, original_max_position_embeddings=4096, max_position_embeddings=131072
+    )
+    assert position_limit(long) == 4096
+    assert position_limit(transformers.LlamaConfig()) is None
+    assert position_limit(transformers.Gemma3TextConfig()) is None
 
 
 @pytest.mark.parametrize("name", ["NemotronH", "Jamba", "Zamba2", "FalconH1", "Qwen3Next", "Mamba2", "DeepseekV3"])

@@ -111,6 +111,22 @@ def test_checkpointing_keeps_less_and_changes_no_gradient() -> None:
     assert kept[True] < kept[False] / 4
 
 
+def test_checkpointing_leaves_everything_inside_the_layers_in_evaluation_mode() -> None:
+    reader = TreeModel(architecture().model)
+    reader.checkpoint()
+    layers = list(reader.causal.model.layers)
+    assert all(layer.training for layer in layers)
+    assert not any(module.training for layer in layers for module in list(layer.modules())[1:])
+
+
+def test_a_sequence_over_the_limit_of_its_positions_is_refused() -> None:
+    reader = TreeModel(tiny())
+    reader._limit = 4
+    reader.build([np.arange(4)])
+    with pytest.raises(Refused, match="a sequence of 5 tokens is over the 4"):
+        reader.build([np.arange(5)])
+
+
 @pytest.mark.parametrize("bend", [Bend(), Bend(0.5), Bend(1.0, 3.0), Bend(0.25, 2.0)])
 def test_bent_logits_have_the_gradient_of_the_formula(bend: Bend) -> None:
     reader = TreeModel(tiny())

@@ -142,11 +142,25 @@ def test_estimators_of_the_divergence(estimator: str, expected: float) -> None:
     assert policy_gradient(lp, batch, settings)[0].item() == pytest.approx(0.5 * expected, abs=1e-7)
 
 
+@pytest.mark.parametrize(("estimator", "slope"), [("k1", 0.5), ("k2", 0.5), ("k3", 1 - 0.6065307)])
+def test_every_estimator_pulls_towards_the_reference(estimator: str, slope: float) -> None:
+    """lp - ref = .5 above the reference: k1 and k2 have the slope .5, k3 1 - exp(-.5); at it all have 0."""
+    settings, none = PolicySettings(kl=1.0, kl_estimator=estimator), torch.zeros(1)
+    for reference, expected in ((-1.5, slope), (-1.0, 0.0)):
+        lp = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+        batch = packed(
+            lp, advantages=none, logprobs=lp.detach(), reference=torch.tensor([reference], dtype=torch.float64)
+        )
+        policy_gradient(lp, batch, settings)[0].backward()
+        assert lp.grad.item() == pytest.approx(expected, abs=1e-7)
+
+
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
         ({"objective": "gspo"}, "clip_high = 0.2 clips nothing.*3e-4 and 4e-4"),
         ({"objective": "cispo", "clip_low": 1.0, "clip_high": 4.0, "dual_clip": 3.0}, "dual_clip belongs to"),
+        ({"kl_estimator": "k1"}, "does nothing while kl = 0"),
         ({"correction_low": 0.5}, "does nothing with correction = 'truncate'"),
         ({"correction": "icepop"}, "needs 0 < correction_low < correction_high.*.5 and 5"),
         ({"correction": "sequence_mask", "correction_low": 2.0, "correction_high": 1.0}, ".999 and 1.002"),

@@ -118,7 +118,7 @@ def _walk(trace: Trace, path: Sequence[Turn], done: set[str]) -> Branch:
         tokens += turn.context + turn.output
         mask += [False] * len(turn.context) + [fresh] * len(turn.output)
         logprobs += [0.0] * len(turn.context) + list(turn.logprobs or [0.0] * len(turn.output))
-        emphasis += [0.0] * len(turn.context) + [turn.reply.weight] * len(turn.output)
+        emphasis += [0.0] * len(turn.context) + [turn.reply.emphasis] * len(turn.output)
         if fresh:
             versions |= dict.fromkeys(span.version for span in turn.versions)
     if len(logprobs) != len(tokens):

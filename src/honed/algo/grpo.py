@@ -86,7 +86,10 @@ def judge(group: Group, settings: GrpoSettings) -> Judged:
         return _unused(group, "fault", attempts)
     if advantages.is_flat(rewards):
         return _unused(group, "zero_variance", attempts)
-    found = dict(zip(valid, _advantages(rewards, settings).tolist(), strict=True))
+    values = _advantages(rewards, settings)
+    if not values.any():  # over a mean that is not above 0
+        return _unused(group, "zero_variance", attempts)
+    found = dict(zip(valid, values.tolist(), strict=True))
     return Judged(
         group=group,
         outcome="used",

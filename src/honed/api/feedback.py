@@ -83,8 +83,13 @@ def _check_messages(kind: str, value: Any, at: str) -> None:
             )
         if not isinstance(item.get("content"), str) and not (item.get("content") is None and item.get("tool_calls")):
             raise BadRequest("a message needs content, a string, or tool calls.", param=f"{at}[{index}].content")
+        weight = item.get("weight", 1)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise BadRequest("a message's weight must be a number from 0 on.", param=f"{at}[{index}].weight")
     if value[-1]["role"] != "assistant":
         raise BadRequest(f"a {kind} must end with the assistant's message.", param=at)
+    if not any(item.get("weight", 1) for item in value if item["role"] == "assistant"):
+        raise BadRequest(f"every message of the {kind} weighs 0: nothing could be learned from it.", param=at)
 
 
 def _name(value: Any, at: str) -> str:

@@ -57,6 +57,6 @@ def check_schema(schema: Any, where: str) -> None:
     """Raises BadRequest, its param `where`, for what is no JSON schema."""
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
-    except (jsonschema.SchemaError, RecursionError) as error:
-        reason = getattr(error, "message", "it is nested too deep")
+    except (jsonschema.SchemaError, RecursionError, OverflowError, ValueError) as error:  # a pattern may be absurd
+        reason = getattr(error, "message", None) or str(error) or "it is nested too deep"
         raise BadRequest(f"{where} is no JSON schema: {reason}", param=where, code="invalid_schema") from None

@@ -44,6 +44,7 @@ KNOWN = frozenset(
         "reasoning_effort",
     ]
 )
+LEAST_TEMPERATURE = 1e-5
 LIMITS = ("max_completion_tokens", "max_tokens")
 MAX_STOPS, MAX_TOP_LOGPROBS, MAX_TAG = 16, 20, 512
 
@@ -190,7 +191,7 @@ def _sampling(body: dict[str, Any], default_max_tokens: int) -> Sampling:
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 2**63):
         raise BadRequest("'seed' must be an integer of at most 63 bits.", param="seed")
     return Sampling(
-        temperature=_number(body, "temperature", 1.0, 0.0, 2.0),
+        temperature=_temperature(_number(body, "temperature", 1.0, 0.0, 2.0)),
         top_p=_number(body, "top_p", 1.0, 1e-6, 1.0),
         top_k=_whole(body, "top_k", 0, 0, 1 << 20),
         min_p=_number(body, "min_p", 0.0, 0.0, 1.0),
@@ -200,6 +201,11 @@ def _sampling(body: dict[str, Any], default_max_tokens: int) -> Sampling:
         seed=seed,
         top_logprobs=top,
     )
+
+
+def _temperature(value: float) -> float:
+    """What is all but 0 is greedy, as other servers have it."""
+    return value if value >= LEAST_TEMPERATURE else 0.0
 
 
 def _stops(value: Any) -> tuple[str, ...]:

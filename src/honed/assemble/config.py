@@ -108,6 +108,8 @@ class Config(Settings):
 
 BUILT_IN = ("sft", "grpo", "dpo", "distill")
 """The algorithms whose settings are known here."""
+COMPARING = ("grpo", "dpo")
+"""Those that learn from how attempts at one task compare."""
 LEARNED = ("model", "lora", "train", "sft", "grpo", "dpo", "distill", "learn", "learner", "rollout", "curate")
 """The sections that decide what a version learns: a turn that is under way may not change them."""
 
@@ -128,7 +130,9 @@ def load_config(path: str | Path) -> Config:
 
 def check(config: Config) -> None:
     """Refuses a config that could only waste money, before any compute. Raises ConfigError naming the keys."""
-    lessons.check(config.learn, config.curate, config.sft.batch_size)
+    algorithm = config.learner.algorithm
+    comparing = algorithm in COMPARING or ":" in algorithm
+    lessons.check(config.learn, config.curate, config.sft.batch_size, config.sft.passes, comparing=comparing)
     if config.curate.maker:
         plugins.resolve("maker", config.curate.maker)
     _check_practice(config)
@@ -142,26 +146,22 @@ def check(config: Config) -> None:
 def _check_practice(config: Config) -> None:
     """Refuses keys that contradict each other, or that would silently do nothing, across the sections of practice."""
     policy, algorithm = config.train.policy, config.learner.algorithm
-    if policy.objective == "gspo" and config.grpo.average != "sequence":
+    if algorithm == "grpo" and policy.objective == "gspo" and config.grpo.average != "sequence":
         raise ConfigError(
             f"train.policy.objective = 'gspo' with grpo.average = {config.grpo.average!r}: a ratio of whole sequences "
             "weighs whole sequences. Set grpo.average = 'sequence'."
         )
-    if config.grpo.anchor == "sampler" and policy.correction != "truncate":
+    if config.grpo.anchor == "sampler" and (policy.correction, policy.correction_high) != ("truncate", 2.0):
         raise ConfigError(
             f"train.policy.correction = {policy.correction!r} with grpo.anchor = 'sampler': the ratio corrects for the "
             "sampler already, and correcting twice counts its error double. Set grpo.anchor = 'trainer'."
         )
-    if algorithm == "distill" and config.learn.steps and not config.distill.teachers:
-        raise ConfigError(
-            'learner.algorithm = "distill" without distill.teachers: nobody teaches. Name a version, such as '
-            '{"*" = "support@3"}.'
-        )
-    if algorithm == "distill" and policy.kl > 0:
-        raise ConfigError(
-            "train.policy.kl with learner.algorithm = 'distill': the teacher is the reference. Set it to 0."
-        )
+    if algorithm == "distill" and config.learn.steps:
+        _check_distillation(config)
     readers = {
+        "grpo": (config.grpo, ("grpo",)),
+        "dpo": (config.dpo, ("dpo",)),
+        "distill": (config.distill, ("distill",)),
         "train.policy": (policy, ("grpo", "distill")),
         "train.preference": (config.train.preference, ("dpo",)),
     }
@@ -172,6 +172,24 @@ def _check_practice(config: Config) -> None:
                 f"[{section}] is read by learner.algorithm = {' or '.join(map(repr, names))}, not by {algorithm!r}; "
                 "take it out."
             )
+
+
+def _check_distillation(config: Config) -> None:
+    policy = config.train.policy
+    if not config.distill.teachers:
+        raise ConfigError(
+            'learner.algorithm = "distill" without distill.teachers: nobody teaches. Name a version, such as '
+            '{"*" = "support@3"}.'
+        )
+    if policy.kl > 0:
+        raise ConfigError(
+            "train.policy.kl with learner.algorithm = 'distill': the teacher is the reference. Set it to 0."
+        )
+    if policy.objective == "gspo":
+        raise ConfigError(
+            "train.policy.objective = 'gspo' with learner.algorithm = 'distill': each token has an advantage of its "
+            "own, so a ratio of whole sequences has no place. Set it to 'ppo' or 'cispo'."
+        )
 
 
 def recipe(config: Config) -> str:

@@ -13,7 +13,7 @@ import honed
 from honed import codec, plugins
 from honed.assemble.config import Config, check, recipe
 from honed.assemble.model import open_store, prepared, price_book, renderer_of
-from honed.assemble.practice import compares, practice_phase, sft_phase
+from honed.assemble.practice import flat_by, practice_phase, sft_phase
 from honed.economics.meter import Meter
 from honed.engine.token_model import TokenModel
 from honed.env.verify import VerifierHost
@@ -58,7 +58,7 @@ def build_rollouts(config: Config, learner: Learner, runtime: Runtime, meter: Me
         gather=runtime.gather,
         settings=config.rollout,
         meter=meter,
-        comparing=compares(config),
+        flat=flat_by(config),
     )
 
 

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from honed import plugins
+from honed.algo.grpo import judge
 from honed.algo.sft import Sft
-from honed.assemble.config import Config
+from honed.assemble.config import COMPARING, Config
 from honed.errors import ConfigError
 from honed.loop.lessons import Phase
+from honed.loop.rollout import is_flat
 from honed.protocols import Algorithm
+from honed.types import Group
 
 plugins.register("algorithm", "sft", "honed.algo.sft:Sft")
 plugins.register("algorithm", "grpo", "honed.algo.grpo:Grpo")
 plugins.register("algorithm", "dpo", "honed.algo.dpo:Dpo")
 plugins.register("algorithm", "distill", "honed.algo.distill:Distill")
 
-COMPARING = ("grpo", "dpo")
-"""Algorithms that learn nothing from attempts that all scored alike."""
+
+def flat_by(config: Config) -> Callable[[Group], bool]:
+    """Which groups teach nothing: for GRPO those that it would drop itself, for imitation and distillation none."""
+    name = config.learner.algorithm
+    if name == "grpo":
+        return lambda group: judge(group, config.grpo).outcome == "zero_variance"
+    return is_flat if name in COMPARING or ":" in name else _never
 
 
-def compares(config: Config) -> bool:
-    """Whether practice compares attempts, so that a group which scored alike is waste; somebody else's is taken to."""
-    return config.learner.algorithm in COMPARING or ":" in config.learner.algorithm
+def _never(group: Group) -> bool:
+    return False
 
 
 def sft_phase(config: Config) -> Phase:

@@ -116,17 +116,29 @@ class Core:
             return
         started = time.process_time()
         sequences = [piece.sequence for piece in pieces]
+        masks = [self._mask(sequence) for sequence in sequences]
         draws = sampler.draw(
             logits,
             [s.sampling for s in sequences],
             [s.seed for s in sequences],
             [len(s.tokens) for s in sequences],
             [s.tokens for s in sequences],
-            [s.constraint.mask() if s.constraint else None for s in sequences],
+            masks,
         )
         self._charge(pieces, started)
         for sequence, draw in zip(sequences, draws, strict=True):
-            self._take(sequence, draw)
+            if sequence.bank is not None:  # it did not fail above
+                self._take(sequence, draw)
+
+    def _mask(self, sequence: Sequence) -> torch.Tensor | None:
+        """What a sequence in a grammar may draw. Where its grammar broke, that sequence alone fails."""
+        if sequence.constraint is None:
+            return None
+        try:
+            return sequence.constraint.mask()
+        except EngineError as error:
+            self._fail(sequence, error)
+            return None
 
     def _take(self, sequence: Sequence, draw: sampler.Draw) -> None:
         if not draw.finite:

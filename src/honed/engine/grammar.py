@@ -14,7 +14,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
-from honed.errors import BadRequest
+from honed.errors import BadRequest, EngineError
 
 
 class Grammars:
@@ -53,7 +53,13 @@ class Constraint:
         self._matcher, self._vocabulary = matcher, vocabulary
 
     def mask(self) -> Tensor:
-        """bool [vocabulary]: the tokens that may come next. Never empty: at the end the stop ids remain."""
+        """bool [vocabulary]: the tokens that may come next. Never empty: at the end the stop ids remain.
+
+        Raises EngineError where the grammar outgrew the limits of its parser.
+        """
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().partition("\n")[0]
+            raise EngineError(f"the reply's grammar could not be followed to its end: {reason}")
         packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
         return bits.flatten()[: self._vocabulary].bool()

@@ -59,7 +59,8 @@ class LocalEngine:
         parameter = next(loaded.model.parameters())
         device = str(parameter.device)
         self._base, self._channel, self._vocabulary = loaded.digest, channel, loaded.config.vocab_size
-        self.context = min(settings.context, loaded.config.max_position_embeddings, settings.capacity)
+        limits = (loaded.config.max_position_embeddings, attention.position_limit(loaded.config) or settings.context)
+        self.context = min(settings.context, settings.capacity, *limits)
         self._serving = serving_copy(loaded.model)
         self._grammars = Grammars(loaded.directory, self._vocabulary)
         shape = Shape.of(loaded.config, parameter.dtype, device)

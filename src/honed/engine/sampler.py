@@ -23,6 +23,8 @@ NUCLEUS_FIRST = 1024
 """Tokens looked at first for top_p; four times as many as long as they don't hold enough."""
 BLOCK = 64
 """The cumulative distribution is taken over sums of so many tokens, and then inside the block that was hit."""
+LEAST_TEMPERATURE = 1e-5
+"""Below it logits divided by it leave what fp32 can hold."""
 _MASK = (1 << 64) - 1
 
 
@@ -49,6 +51,8 @@ def check(sampling: Sampling) -> None:
     for name, (low, high) in RANGES.items():
         if not low <= getattr(sampling, name) <= high:
             raise BadRequest(f"{name} = {getattr(sampling, name)} is not between {low:g} and {high:g}.", param=name)
+    if 0.0 < sampling.temperature < LEAST_TEMPERATURE:
+        raise BadRequest(f"temperature = {sampling.temperature} is too near to 0; set it to 0.", param="temperature")
     if not 0.0 < sampling.top_p <= 1.0:
         raise BadRequest(f"top_p = {sampling.top_p} is not in (0, 1].", param="top_p")
     if sampling.top_k < 0:
@@ -88,7 +92,7 @@ def draw(
         _exponentials(wanted, torch.tensor(inverse, device=logits.device)[:, None], weights)
     _filter(weights, samplings)
     points = [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    ids, logprobs = _invert(weights, torch.tensor(points, device=logits.device))
+    ids, logprobs = _invert(weights, torch.tensor(points))
     if greedy:
         ids[greedy], logprobs[greedy] = wanted[greedy].argmax(-1), 0.0
     raw = (logits.gather(1, ids[:, None])[:, 0] - normalisers).tolist()
@@ -153,30 +157,36 @@ def _nucleus(row: Tensor, top_k: int, top_p: float) -> Tensor:
     count = min(limit, NUCLEUS_FIRST)
     while True:
         values, ids = row.topk(count)
-        share = values.cumsum(-1) / total
+        share = _cumulative(values) / float(total)
         if count == limit or share[-1] >= top_p:
             before = torch.cat([share.new_zeros(1), share[:-1]])
-            return ids[before < top_p]
+            return ids[(before < top_p).to(ids.device)]
         count = min(limit, 4 * count)
 
 
 def _invert(weights: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     """The first id whose cumulative share of the weights exceeds each point, never one of weight 0; its log share."""
     padded = functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-    cumulative = padded.sum(-1).cumsum(-1)
-    totals = cumulative[:, -1]
-    target = (points * totals).to(cumulative.dtype)[:, None]
+    cumulative = _cumulative(padded.sum(-1))
+    totals = cumulative[:, -1:]
+    target = points[:, None].double() * totals
     block = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_(min=0)), 0.0)
-    inside = padded.gather(1, block[:, :, None].expand(-1, 1, BLOCK))[:, 0]
-    offset = torch.searchsorted(inside.cumsum(-1), target - before, right=True)
-    found = (block * BLOCK + offset.clamp_(max=BLOCK - 1))[:, 0].clamp_(max=weights.shape[1] - 1)
+    inside = padded.gather(1, block.to(weights.device)[:, :, None].expand(-1, 1, BLOCK))[:, 0]
+    offset = torch.searchsorted(_cumulative(inside), target - before, right=True).clamp_(max=BLOCK - 1)
+    found = (block * BLOCK + offset)[:, 0].clamp_(max=weights.shape[1] - 1).to(weights.device)
     hit = weights.gather(1, found[:, None])[:, 0]
     missed = hit <= 0  # rounding put the target at the end of a block, or of the row
     if bool(missed.any()):
         found = torch.where(missed, weights.argmax(-1), found)
         hit = weights.gather(1, found[:, None])[:, 0]
-    return found, (hit / totals).log_()
+    return found, (hit / totals[:, 0].to(hit)).log_()
+
+
+def _cumulative(values: Tensor) -> Tensor:
+    """The cumulative sum over the last dimension, in double precision on the CPU: it is short, and no GPU has one that
+    gives the same bits each time."""
+    return values.cpu().double().cumsum(-1)
 
 
 def _tops(logits: Tensor, normalisers: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:

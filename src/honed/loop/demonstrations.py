@@ -50,7 +50,7 @@ def demonstrate(
     """
     if not messages or messages[-1].role != "assistant":
         raise BadRequest("a demonstration must end with the assistant's message.", param="value")
-    if odd := [message.weight for message in messages if not 0 <= message.weight < math.inf]:
+    if odd := [message.emphasis for message in messages if not 0 <= message.emphasis < math.inf]:
         raise BadRequest(f"a message's weight = {odd[0]} must be a number from 0 on.", param="value")
     id = "trace_" + codec.digest(["demonstration", line, tenant, list(prompt), list(tools), list(messages)])[:32]
     turns: list[Turn] = []

@@ -23,7 +23,7 @@ from honed.loop.buffer import Buffer
 from honed.loop.curate import CurateSettings
 from honed.loop.evaluate import Evaluation
 from honed.loop.lessons import PROBE_STEP, LearnSettings, Measured, Phase, Plan, Progress
-from honed.loop.rollout import OnEvent, Rollouts, is_flat, judged, silent
+from honed.loop.rollout import OnEvent, Rollouts, judged, silent
 from honed.protocols import Algorithm, Distillation, Engine, Snapshot, StepResult, Trainer
 from honed.store import Store
 from honed.store.versions import Role
@@ -129,6 +129,8 @@ class _Learning:
         if self.progress.practised is not None:
             return
         tasks, attempts = self.plan.tasks, self.lesson.curate.probe_attempts
+        if isinstance(self.lesson.practice.algorithm, Distillation):
+            attempts = 0  # whatever a task scores, its teacher has something to say
         aside: dict[str, int] = {}
         if self.settings.steps and tasks and attempts:
             version = await self._publish()
@@ -155,7 +157,10 @@ class _Learning:
                 self.lesson.practice.learning_rate, self.progress.updates, settings.warmup_steps
             )
             result = await self._update(self.lesson.practice.algorithm, samples, rate, groups)
-            flat, faults = sum(map(is_flat, groups)), sum(t.fault is not None for g in groups for t in g.traces)
+            flat, faults = (
+                sum(map(self.lesson.rollouts.flat, groups)),
+                sum(t.fault is not None for g in groups for t in g.traces),
+            )
             self._tell(
                 "learn.practised", step=step + 1, of=settings.steps, reward=reward, groups=len(groups), flat=flat,
                 faults=faults, loss=result.loss, skipped=result.skipped, seconds=result.seconds,
@@ -176,8 +181,8 @@ class _Learning:
         if found > limit and self.progress.mismatch <= limit:
             note = (
                 f"Sampler and trainer differ by {found:.2g} a token at step {step + 1}, over learn.max_mismatch = "
-                f"{limit:g}: the gradient is that of another policy. Set grpo.anchor = 'trainer', or look for what "
-                "they compute differently."
+                f"{limit:g}: the gradient is that of another policy. Look for what they compute differently; with "
+                "GRPO, grpo.anchor = 'trainer' corrects for it."
             )
             log("learn.mismatch", note=note, k3=found, largest=result.metrics.get("mismatch_max"))
             self.progress = msgspec.structs.replace(self.progress, notes=(*self.progress.notes, note))

@@ -135,9 +135,12 @@ class Progress(Noun, frozen=True, kw_only=True):
         return self.sft + self.steps
 
 
-def check(learn: LearnSettings, curate: CurateSettings, batch_size: int) -> None:
-    """Refuses a config that could only waste money; `batch_size` is SFT's. Raises ConfigError naming the keys."""
-    if learn.steps and learn.group_size < 2:
+def check(
+    learn: LearnSettings, curate: CurateSettings, batch_size: int, passes: int = 1, *, comparing: bool = True
+) -> None:
+    """Refuses a config that could only waste money; `batch_size` and `passes` are SFT's, `comparing` says whether
+    practice compares attempts. Raises ConfigError naming the keys."""
+    if learn.steps and learn.group_size < 2 and comparing:
         raise ConfigError(
             f"learn.group_size = {learn.group_size} with learn.steps = {learn.steps}: a group of one has nothing to be "
             "compared with and its advantage is always 0. Set learn.group_size to at least 2, or learn.steps = 0."
@@ -147,10 +150,11 @@ def check(learn: LearnSettings, curate: CurateSettings, batch_size: int) -> None
             f"learn.groups_per_step = {learn.groups_per_step} can never be filled with curate.max_tasks = "
             f"{curate.max_tasks}. Lower the first or raise the second."
         )
-    if learn.imitate and batch_size > curate.max_demonstrations + curate.replay:
+    if learn.imitate and batch_size > curate.max_demonstrations + -(-curate.replay // passes):
         raise ConfigError(
             f"sft.batch_size = {batch_size} can never be filled with curate.max_demonstrations = "
-            f"{curate.max_demonstrations} and curate.replay = {curate.replay}. Lower the first or raise another."
+            f"{curate.max_demonstrations} and curate.replay = {curate.replay} spread over sft.passes = {passes}. "
+            "Lower the first or raise another."
         )
     if curate.holdout_per_kind and not curate.holdout_share:
         raise ConfigError(

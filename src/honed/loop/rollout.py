@@ -99,6 +99,16 @@ async def no_sandbox(task: Task) -> Sandbox | None:
     return None
 
 
+def judged(group: Group) -> list[float]:
+    """The scores of the attempts that were judged; faults are masked."""
+    return [trace.score.value for trace in group.traces if trace.score is not None and trace.fault is None]
+
+
+def is_flat(group: Group) -> bool:
+    """Whether the judged attempts all scored the same (or fewer than two were judged): nothing to compare."""
+    return len(set(judged(group))) < 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rollouts:
     """Everything an attempt needs, as objects; assemble.py joins them."""
@@ -111,8 +121,8 @@ class Rollouts:
     settings: RolloutSettings = field(default_factory=RolloutSettings)
     sandbox: Callable[[Task], Awaitable[Sandbox | None]] = no_sandbox
     meter: Meter | None = None
-    comparing: bool = True
-    """Whether learning compares attempts: one whose group scored alike is then waste."""
+    flat: Callable[[Group], bool] = is_flat
+    """Whether a complete group teaches nothing, for its attempts compare alike: they are then waste."""
 
     async def attempt(
         self,
@@ -201,7 +211,7 @@ class Rollouts:
             return
         for trace in group.traces:
             outcome = outcome_of(trace)
-            if outcome == "used" and trace.origin == "rollout" and self.comparing and is_flat(group):
+            if outcome == "used" and trace.origin == "rollout" and self.flat(group):
                 outcome = "zero_variance"
             for turn in trace.turns:
                 self.meter.charge_turn(turn, activity=_activity(trace), line=self.line, outcome=outcome)
@@ -311,16 +321,6 @@ def fault_of(error: Exception, boundary: str) -> Fault:
 def lost(trace: Trace) -> bool:
     """Whether the attempt ended because the engine went away: it says nothing and is to be made again."""
     return trace.fault is not None and trace.fault.boundary == "engine" and trace.fault.retryable
-
-
-def judged(group: Group) -> list[float]:
-    """The scores of the attempts that were judged; faults are masked."""
-    return [trace.score.value for trace in group.traces if trace.score is not None and trace.fault is None]
-
-
-def is_flat(group: Group) -> bool:
-    """Whether the judged attempts all scored the same (or fewer than two were judged): nothing to compare."""
-    return len(set(judged(group))) < 2
 
 
 def make_group(name: str, slot: int, task: Task, traces: Sequence[Trace]) -> Group:

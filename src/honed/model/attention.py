@@ -168,8 +168,33 @@ UNSUPPORTED = (
 """Config keys of attention whose keys are not one vector a head, a token and a layer, or not all of them seen."""
 
 
+MOVING = ("longrope", "dynamic")
+"""Kinds of rotary positions whose frequencies depend on the length."""
+UNSAID = ("qwen2_moe", "phimoe", "moshi")
+"""Models whose windows transformers builds into a mask and never tells the attention function of."""
+
+
+def position_limit(config: Any) -> int | None:
+    """Positions from which on rotary frequencies depend on the longest sequence of a batch (None: they never do).
+
+    Sequences beside each other would then change one another, and cached keys would have been turned otherwise.
+    """
+    found = getattr(config, "rope_parameters", None) or {}
+    kinds = [found] if "rope_type" in found else [kind for kind in found.values() if isinstance(kind, dict)]
+    own = getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
+    return min(
+        (kind.get("original_max_position_embeddings") or own for kind in kinds if kind.get("rope_type") in MOVING),
+        default=None,
+    )
+
+
 def refuse_unsupported(config: Any) -> None:
     """Raises ConfigError for a decoder whose attention this file would compute wrongly."""
+    window = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+    if window and getattr(config, "model_type", "") in UNSAID:
+        raise ConfigError(
+            f"the local engine is not told the sliding windows of a {config.model_type}; serve it by vLLM."
+        )
     kinds = {kind for kind in (getattr(config, "layer_types", None) or ()) if kind not in ATTENTION}
     if kinds:
         raise ConfigError(f"the local engine has no layers of kind {', '.join(sorted(kinds))}; serve it by vLLM.")

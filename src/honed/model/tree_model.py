@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from honed.errors import Refused
+from honed.model import attention
 from honed.model.fused import fuse
 from honed.model.tree import NAME, Tree, build
 
@@ -39,19 +41,28 @@ class TreeModel:
         self.vocabulary = self.head.out_features
         self.device = str(next(causal.parameters()).device)
         self.dtype: torch.dtype = next(causal.parameters()).dtype
-        self._bend = Bend.of(causal.config)
+        self._bend, self._limit = Bend.of(causal.config), attention.position_limit(causal.config)
         self._check(ids, expected)
 
     def checkpoint(self) -> None:
         """From now on a backward pass computes each layer again instead of keeping what it needs of it.
 
-        transformers does so in training mode only, where dropout would be at work; the attention refuses it.
+        Only the layers' own flag is set, for transformers looks at it: their insides stay in evaluation mode, without
+        dropout and without drawing experts.
         """
         self.causal.activation_checkpointing_enable({"use_reentrant": False})
-        self.causal.train()
+        for module in self.causal.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.training = True
 
     def build(self, sequences: Sequence[np.ndarray]) -> Tree:
-        """The tree of `sequences` on this model's device."""
+        """The tree of `sequences` on this model's device. Raises Refused for one that is too long for this model."""
+        longest = max(map(len, sequences))
+        if self._limit is not None and longest > self._limit:
+            raise Refused(
+                f"a sequence of {longest} tokens is over the {self._limit} up to which this model turns positions "
+                "alike; shorten the samples."
+            )
         return build(sequences, device=self.device)
 
     def hidden(self, tree: Tree) -> Tensor:

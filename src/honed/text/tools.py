@@ -78,9 +78,8 @@ class Hermes:
 
     def grammar(self, tools: Sequence[Tool], single: bool) -> str:
         """Calls whose arguments match the tool's schema, with nothing beside the properties that it names."""
-        kinds = [_call_schema(tool) for tool in tools]
-        call = f"{_quote(OPEN)} {json_value({'anyOf': kinds})} {_quote(CLOSE)}"
-        return call if single else f"({call})+"
+        calls = " | ".join(_formed_call(tool) for tool in tools)
+        return f"({calls})" if single else f"({calls})+"
 
 
 FORMATS: dict[str, ToolFormat] = {"hermes": Hermes()}
@@ -145,10 +144,11 @@ def json_value(schema: dict[str, Any]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': spacing})}"
 
 
-def _call_schema(tool: Tool) -> dict[str, Any]:
+def _formed_call(tool: Tool) -> str:
+    """The arguments are a document of their own, for references in a schema begin at its root."""
+    head = f'{OPEN}{{"name": {_quote(tool.name)}, "arguments": '
     arguments = {"type": "object", "additionalProperties": False, **tool.parameters}
-    properties = {"name": {"const": tool.name}, "arguments": arguments}
-    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return f"({_quote(head)} {json_value(arguments)} {_quote('}' + CLOSE)})"
 
 
 def _quote(text: str) -> str:

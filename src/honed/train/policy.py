@@ -92,11 +92,12 @@ def correction(old: Tensor, sampled: Tensor, batch: Packed, settings: PolicySett
 def kl(lp: Tensor, reference: Tensor, settings: PolicySettings) -> Tensor:
     """An estimate [N] of KL(policy || reference) from tokens that the policy sampled (Schulman 2020).
 
-    k1 = lp - ref, k2 = (lp - ref)^2 / 2, k3 = exp(ref - lp) - 1 - (ref - lp).
+    k1 = lp - ref, k2 = (lp - ref)^2 / 2, k3 = exp(ref - lp) - 1 - (ref - lp). The slope of k1 itself would not know the
+    reference; its gradient is that of the expectation, (lp - ref) dlp, as when it is taken off the reward.
     """
     gap = bounded(reference - lp)
     if settings.kl_estimator == "k1":
-        return -gap
+        return -gap.detach() * (1 + lp - lp.detach())
     return gap.square() / 2 if settings.kl_estimator == "k2" else gap.exp() - 1 - gap
 
 

@@ -43,6 +43,8 @@ class PolicySettings(Settings):
             )
         if self.objective != "ppo" and self.dual_clip is not None:
             raise ValueError(f"dual_clip belongs to objective = 'ppo', not {self.objective!r}; leave it out")
+        if self.kl == 0 and self.kl_estimator != "k3":
+            raise ValueError(f"kl_estimator = {self.kl_estimator!r} does nothing while kl = 0; set kl or leave it out")
         if self.correction == "truncate" and self.correction_low:
             raise ValueError("correction_low does nothing with correction = 'truncate'; leave it out")
         if self.correction != "truncate" and not 0 < self.correction_low < self.correction_high:
