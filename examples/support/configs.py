@@ -55,7 +55,7 @@ REPAIR = """\
 suites = ["support.lessons:holdout_after", "support.lessons:dev_after"]
 [curate]
 maker = "support.env:task_from_trace"
-max_tasks = 24
+max_tasks = 18
 max_demonstrations = 24
 replay = 64
 holdout_share = 0.0

@@ -157,7 +157,11 @@ async def test_deploy_waits_for_the_replicas_that_served_before(store: Store) ->
 
 async def test_a_replica_that_never_answers_does_not_hold_the_release(store: Store) -> None:
     clock = FastClock()
-    await deploy(store, "m", version(1), verdict(1), clock=clock, timeout_seconds=5)
+    first = await deploy(store, "m", version(1), verdict(1), clock=clock, timeout_seconds=5)
+    assert 103.0 <= clock.time <= 104.0  # no replica is known
+    store.releases.ack("a", first.id, "m@1")
+    clock = FastClock()
+    await deploy(store, "m", version(2), verdict(2), clock=clock, timeout_seconds=5)
     assert 105.0 <= clock.time <= 106.0
 
 

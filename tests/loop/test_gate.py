@@ -6,11 +6,12 @@ import hashlib
 import math
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
 from honed.errors import ConfigError, EngineError, Refused
-from honed.loop.court import COLLAPSE_ALPHA, collapsed, look_alphas
+from honed.loop.court import COLLAPSE_ALPHA, collapsed, guard_alphas, look_alphas
 from honed.loop.gate import GateResult, GateSettings, gate, make_plan, split_roles, verdict_id
 from honed.loop.paired import Pairs, reusable
 from honed.types import Fault, Message, Score, SuiteResult, Task, Trace, Version
@@ -96,6 +97,42 @@ async def test_an_early_look_saves_the_later_rounds() -> None:
     patient = await run(arms((0.0, 0.9), (1.0, 0.9)), SETTINGS.model_copy(update={"looks": False}))
     assert suite(patient, "changed").num_tasks == 64
     assert len([trace for trace in patient.traces if trace.task.startswith("changed")]) == 64 * 4 * 2
+
+
+def guard_rounds(attempt: Arms) -> set[int]:
+    return {number for id, _, number in attempt.calls if id.startswith("kept")}
+
+
+async def test_guards_that_are_clear_are_not_asked_again() -> None:
+    attempt, settings = arms((0.0, 1.0), (1.0, 1.0)), SETTINGS.model_copy(update={"margin": 0.2})
+    result = await run(attempt, settings)
+    assert result.verdict.decision == "promote"
+    assert guard_rounds(attempt) == {0}
+    assert "the guards were clear after 1 of 4 attempts each" in result.verdict.reasons
+    patient = arms((0.0, 1.0), (1.0, 1.0))
+    await run(patient, settings.model_copy(update={"looks": False}))
+    assert guard_rounds(patient) == {0, 1, 2, 3}
+
+
+async def test_guards_get_all_their_attempts_where_one_kind_looks_worse() -> None:
+    """The pooled guard is proven at the first look; kind0 of four has lost a fifth."""
+
+    class OneKind(Arms):
+        async def __call__(self, task: Task, version: str, number: int) -> Trace:
+            trace = await super().__call__(task, version, number)
+            lost = version == "m@2" and task.suite == "kept" and task.kind == "kind0" and int(task.id[4:]) % 20 == 0
+            return msgspec.structs.replace(trace, score=Score(value=0.0)) if lost else trace
+
+    attempt = OneKind({"m@1": {"changed": 0.0, "kept": 1.0}, "m@2": {"changed": 1.0, "kept": 1.0}})
+    result = await run(attempt, SETTINGS.model_copy(update={"margin": 0.2}))
+    assert guard_rounds(attempt) == {0, 1, 2, 3}
+    assert suite(result, "kept").passed
+
+
+def test_a_guards_alpha_is_shared_by_its_looks() -> None:
+    """Four looks have .05, .10, .15 and .70 of it."""
+    assert guard_alphas(SETTINGS) == pytest.approx((0.0025, 0.005, 0.0075, 0.035))
+    assert guard_alphas(SETTINGS.model_copy(update={"looks": False})) == (0, 0, 0, 0.05)
 
 
 async def test_an_unchanged_candidate_is_not_promoted_and_its_guards_are_not_paid_for() -> None:

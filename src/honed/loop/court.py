@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 Dollars = Callable[[Trace], float | None]
 COLLAPSE_ALPHA = 0.01
 """Chance that any kind of any guard is falsely called gone."""
+GUARD_ALPHA = 0.05
+"""Chance that a guard passes a candidate which loses the margin."""
+EARLY_ALARM = 0.2
+"""Where any kind looks this much worse, the guards get all their attempts."""
 
 
 class Court:
@@ -110,50 +114,86 @@ class Court:
         return f"not shown: seeing the hoped {points(self.hoped)} points takes about {needed} tasks"
 
     async def _guards(self, guards: Mapping[str, Sequence[Task]]) -> Decision:
-        """Every guard must be proven, and none may show harm; reject, inconclusive or promote accordingly."""
-        settings = self.settings
-        everything = [task for tasks in guards.values() for task in tasks]
-        await self.runner.run(everything, range(settings.attempts))
+        """Every guard must be proven, and none may show harm; reject, inconclusive or promote accordingly.
+
+        Looks after the earlier rounds stop only where all is clear, and share each guard's alpha: of 3,000 simulated
+        candidates that lose the margin of 15 points 1.9 % passed two rounds (one test after both: 2.2 %), of unchanged
+        ones 97 % (98 %), most of them after the first.
+        """
+        settings, everything = self.settings, [task for tasks in guards.values() for task in tasks]
+        for rounds, alpha in enumerate(guard_alphas(settings), 1):
+            await self.runner.run(everything, [rounds - 1])
+            if rounds == settings.attempts or (alpha and self._all_clear(guards, rounds, alpha)):
+                return self._judge_guards(guards, rounds, alpha)
+        raise AssertionError("the last round decides")
+
+    def _judge_guards(self, guards: Mapping[str, Sequence[Task]], rounds: int, alpha: float) -> Decision:
         alarms: dict[str, float] = {}
         unproven: list[str] = []
         gone: list[str] = []
-        num_kinds = len({(name, task.kind) for name, tasks in guards.items() for task in tasks})
         for name, tasks in sorted(guards.items()):
-            pairs = self.runner.pairs(tasks, settings.attempts, settings.pass_at)
+            pairs = self.runner.pairs(tasks, rounds, self.settings.pass_at)
             if broken := self._broken(pairs, decide=True):
                 self.reasons.append(f"guard {name}: {broken}")
                 return "invalid"
-            if not self._guard(name, tasks, pairs, alarms):
+            if not self._guard(name, tasks, pairs, alpha):
                 unproven.append(name)
-            gone += [f"{name}: {kind}" for kind in collapsed(pairs, COLLAPSE_ALPHA / num_kinds)]
+            alarms |= self._alarms(name, pairs)
+            gone += [f"{name}: {kind}" for kind in collapsed(pairs, _level(guards))]
+        if rounds < self.settings.attempts:
+            self.reasons.append(f"the guards were clear after {rounds} of {self.settings.attempts} attempts each")
         harmed = self._harmed(alarms)
         self.reasons += [f"what the baseline could do collapsed in guard {kind}" for kind in gone]
         if harmed or gone:
             return "reject"
         return "inconclusive" if unproven else "promote"
 
-    def _guard(self, name: str, tasks: Sequence[Task], pairs: Pairs, alarms: dict[str, float]) -> bool:
-        """Whether this guard lets the candidate pass; adds the p-values of harm in it to `alarms`."""
-        settings, flip = self.settings, self._flip(pairs)
+    def _all_clear(self, guards: Mapping[str, Sequence[Task]], rounds: int, alpha: float) -> bool:
+        """Whether nothing is left to find out: every guard proven at this look's alpha, and no kind of any looks worse
+        at EARLY_ALARM, let alone gone."""
+        for name, tasks in guards.items():
+            pairs = self.runner.pairs(tasks, rounds, self.settings.pass_at)
+            if self._broken(pairs, decide=True) or not self._power(pairs)[1] or not self._shown(pairs, alpha).passed:
+                return False
+            if min(self._alarms(name, pairs).values()) < EARLY_ALARM or collapsed(pairs, _level(guards)):
+                return False
+        return True
+
+    def _guard(self, name: str, tasks: Sequence[Task], pairs: Pairs, alpha: float) -> bool:
+        """Whether this guard lets the candidate pass."""
+        flip, shown, (chance, proves, error) = self._flip(pairs), self._shown(pairs, alpha), self._power(pairs)
+        passed = shown.passed or not proves
+        result = self._suite(name, "guard", tasks, pairs, flip, shown.p_value, passed, self.settings.margin)
+        self.suites.append(result)
+        self.reasons.append(self._explain_guard(result, shown, chance, proves, error))
+        return passed
+
+    def _shown(self, pairs: Pairs, alpha: float) -> NonInferiority:
         new, old, kept = pairs.means()
         clusters = _kept(pairs.clusters, kept)
-        shown = sequential.non_inferiority(new - old, pairs.weights[kept], clusters, settings.margin)
-        within = pairs.variance_within()
-        error = power.planned_error(len(new), flip.num_clusters, settings.attempts, settings.attempts, within=within)
-        chance = power.guard_power(error, len(new), flip.num_clusters, settings.margin)
-        proves = chance >= settings.min_guard_power
-        passed = shown.passed or not proves
-        result = self._suite(name, "guard", tasks, pairs, flip, shown.p_value, passed, settings.margin)
-        self.suites.append(result)
-        alarms[name] = self._flip(pairs, harm=True).p_value
-        for kind in sorted(set(pairs.kinds)) if len(set(pairs.kinds)) > 1 else []:
+        return sequential.non_inferiority(new - old, pairs.weights[kept], clusters, self.settings.margin, alpha)
+
+    def _power(self, pairs: Pairs) -> tuple[float, bool, float]:
+        """The chance that an unchanged candidate passes this guard after all attempts, whether that is enough for the
+        guard to prove anything, and the standard error that it follows from."""
+        settings, num = self.settings, len(pairs.means()[0])
+        clusters, within = len(set(pairs.clusters)), pairs.variance_within()
+        error = power.planned_error(num, clusters, settings.attempts, settings.attempts, within=within)
+        chance = power.guard_power(error, num, clusters, settings.margin, guard_alphas(settings)[-1])
+        return chance, chance >= settings.min_guard_power, error
+
+    def _alarms(self, name: str, pairs: Pairs) -> dict[str, float]:
+        """The p-values of harm in a guard and in each of its kinds."""
+        new, old, kept = pairs.means()
+        clusters, kinds = _kept(pairs.clusters, kept), sorted(set(pairs.kinds))
+        alarms = {name: self._flip(pairs, harm=True).p_value}
+        for kind in kinds if len(kinds) > 1 else []:
             rows = np.array([k == kind for k in pairs.kinds])[kept]
             d, w = (new - old)[rows], pairs.weights[kept][rows]
             if len(d):
                 names = _kept(clusters, rows)
                 alarms[f"{name}, kind {kind}"] = sequential.sign_flip(-d, w, names, seed=self.seed).p_value
-        self.reasons.append(self._explain_guard(result, shown, chance, proves, error))
-        return passed
+        return alarms
 
     def _explain_guard(
         self, result: SuiteResult, shown: NonInferiority, chance: float, proves: bool, error: float
@@ -283,6 +323,18 @@ def look_alphas(settings: GateSettings) -> tuple[float, ...]:
     alpha, rounds = slot_alpha(settings), settings.attempts
     weights = sequential.look_weights(rounds) if settings.looks else (*(0.0,) * (rounds - 1), 1.0)
     return tuple(alpha * weight for weight in weights)
+
+
+def guard_alphas(settings: GateSettings) -> tuple[float, ...]:
+    """A guard's alpha at each round, split as the target's is; 0 at rounds that are not looked at."""
+    rounds = settings.attempts
+    weights = sequential.look_weights(rounds) if settings.looks else (*(0.0,) * (rounds - 1), 1.0)
+    return tuple(GUARD_ALPHA * weight for weight in weights)
+
+
+def _level(guards: Mapping[str, Sequence[Task]]) -> float:
+    """The level of one kind's test for collapse."""
+    return COLLAPSE_ALPHA / len({(name, task.kind) for name, tasks in guards.items() for task in tasks})
 
 
 def points(value: float) -> str:

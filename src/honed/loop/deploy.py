@@ -16,6 +16,9 @@ from honed.log import log
 from honed.store import Store
 from honed.types import Release, Verdict, Version
 
+UNKNOWN_SECONDS = 3.0
+"""Wait so long for replicas of which nothing is known: perhaps none serves this line yet."""
+
 
 async def deploy(
     store: Store,
@@ -35,8 +38,9 @@ async def deploy(
     `verify` reads the version's files against its digest before anything is written (it raises CorruptData). Raises
     Refused without a promote verdict for this version against what serves now, for a version of another line, and for
     files that were taken back before; `force` overrides these, and `reason` is kept. That no replica acknowledged is
-    no error (nothing may be serving): it is logged, and `acknowledged` tells. What serves already is not released
-    again: its release is returned, so a loop that died right after a release can repeat the call.
+    no error (nothing may be serving): it is logged, and `acknowledged` tells; where none ever did, the wait is short.
+    What serves already is not released again: its release is returned, so a loop that died right after a release can
+    repeat the call.
     """
     clock = clock or WallClock()
     current = await asyncio.to_thread(store.releases.current, line)
@@ -148,6 +152,7 @@ async def _commit(
     replaces = current.version if current else None
     await asyncio.to_thread(lambda: store.releases.put(release, replaces=replaces))
     log("deploy.released", line=release.line, version=release.version, kind=release.kind, previous=release.previous)
+    timeout_seconds = timeout_seconds if known else min(timeout_seconds, UNKNOWN_SECONDS)
     acks = await _wait(store, release, max(1, len(known)), clock, timeout_seconds, poll_seconds)
     late = sorted(set(known) - set(acks))
     log("deploy.acknowledged", release=release.id, replicas=sorted(acks), late=late, none=not acks)
