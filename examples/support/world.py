@@ -238,7 +238,7 @@ def _hotel(seed: int, era: Era, draw: random.Random) -> Case:
 
 
 def _baggage(seed: int, era: Era, draw: random.Random) -> Case:
-    id, size, fee = _id("L", draw), draw.choice(SIZES), draw.randrange(10, 90)
+    id, size, fee = _id("F", draw), draw.choice(SIZES), draw.randrange(10, 90)
     request = draw.choice(ASK["baggage"]).format(id=id, size=size)
     arguments = {"flight": id, "size": size}
     if draw.random() < 0.2:
