@@ -84,7 +84,7 @@ async def turn(root: Path, kills: list[Kill]) -> dict[str, Any]:
 def moments(seed: int, whom: str) -> list[Kill]:
     """Random moments of a turn: while it begins and imitates, while it practises, and at the gate (or just after)."""
     draws = random.Random(seed)
-    spans = ((2, 12), (4, 24), (20, 150))
+    spans = ((2, 12), (4, 24), (20, 90))
     kills = [Kill(whom, draws.randint(*span), draws.random() * 0.03) for span in spans]
     return [*kills[:2], Kill(whom, "gate.decided", 0.0)] if (whom, seed) == ("loop", 2) else kills
 
