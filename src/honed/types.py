@@ -60,6 +60,10 @@ class Tool(Noun, frozen=True, kw_only=True):
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+LEAST_TEMPERATURE = 1e-5
+"""Below it logits divided by a temperature leave what fp32 can hold; 0 is greedy."""
+
+
 class Sampling(Noun, frozen=True, kw_only=True):
     """How to draw tokens. `seed` None asks the engine to pick one; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing,
     `repetition_penalty` 1 changes nothing.

@@ -10,7 +10,7 @@ import msgspec
 from honed.api.forms import check_schema, read_form
 from honed.errors import BadRequest
 from honed.protocols import Call
-from honed.types import Message, Sampling, Tool, ToolCall
+from honed.types import LEAST_TEMPERATURE, Message, Sampling, Tool, ToolCall
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 KNOWN = frozenset(
@@ -44,7 +44,6 @@ KNOWN = frozenset(
         "reasoning_effort",
     ]
 )
-LEAST_TEMPERATURE = 1e-5
 LIMITS = ("max_completion_tokens", "max_tokens")
 MAX_STOPS, MAX_TOP_LOGPROBS, MAX_TAG = 16, 20, 512
 

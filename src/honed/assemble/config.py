@@ -130,9 +130,7 @@ def load_config(path: str | Path) -> Config:
 
 def check(config: Config) -> None:
     """Refuses a config that could only waste money, before any compute. Raises ConfigError naming the keys."""
-    algorithm = config.learner.algorithm
-    comparing = algorithm in COMPARING or ":" in algorithm
-    lessons.check(config.learn, config.curate, config.sft.batch_size, config.sft.passes, comparing=comparing)
+    lessons.check(config.learn, config.curate, config.sft.batch_size, config.sft.passes, comparing=compares(config))
     if config.curate.maker:
         plugins.resolve("maker", config.curate.maker)
     _check_practice(config)
@@ -141,6 +139,11 @@ def check(config: Config) -> None:
             f"rollout.temperature = {config.rollout.temperature} and rollout.top_p = {config.rollout.top_p}: practice "
             "must sample from the whole distribution of the policy. Set them above 0 and to 1."
         )
+
+
+def compares(config: Config) -> bool:
+    """Whether practice learns from how attempts at one task compare; somebody else's algorithm is taken to."""
+    return config.learner.algorithm in COMPARING or ":" in config.learner.algorithm
 
 
 def _check_practice(config: Config) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from honed import plugins
 from honed.algo.grpo import judge
 from honed.algo.sft import Sft
-from honed.assemble.config import COMPARING, Config
+from honed.assemble.config import Config, compares
 from honed.errors import ConfigError
 from honed.loop.lessons import Phase
 from honed.loop.rollout import is_flat
@@ -25,7 +25,7 @@ def flat_by(config: Config) -> Callable[[Group], bool]:
     name = config.learner.algorithm
     if name == "grpo":
         return lambda group: judge(group, config.grpo).outcome == "zero_variance"
-    return is_flat if name in COMPARING or ":" in name else _never
+    return is_flat if compares(config) else _never
 
 
 def _never(group: Group) -> bool:

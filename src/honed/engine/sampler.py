@@ -17,14 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from honed.errors import BadRequest
-from honed.types import Sampling
+from honed.types import LEAST_TEMPERATURE, Sampling
 
 NUCLEUS_FIRST = 1024
 """Tokens looked at first for top_p; four times as many as long as they don't hold enough."""
 BLOCK = 64
 """The cumulative distribution is taken over sums of so many tokens, and then inside the block that was hit."""
-LEAST_TEMPERATURE = 1e-5
-"""Below it logits divided by it leave what fp32 can hold."""
 _MASK = (1 << 64) - 1
 
 

@@ -267,8 +267,10 @@ class _Learning:
         """One optimiser step on the samples; without samples nothing is touched."""
         if not samples:
             return StepResult(skipped="no group had two different scores")
-        lesson, tasks = self.lesson, await asyncio.to_thread(self.store.tasks.find, [group.task for group in groups])
-        kinds = arrays.kinds_of(groups, {id: task.kind for id, task in tasks.items()})
+        lesson, kinds = self.lesson, dict[str, str]()
+        if isinstance(algorithm, Distillation):
+            tasks = await asyncio.to_thread(self.store.tasks.find, [group.task for group in groups])
+            kinds = arrays.kinds_of(groups, {id: task.kind for id, task in tasks.items()})
         samples, filling = await arrays.fill(
             samples, algorithm, kinds, trainer=lesson.trainer, engine=lesson.engine, store=self.store,
             parent=self.plan.parent,
