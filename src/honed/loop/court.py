@@ -320,16 +320,18 @@ def slot_alpha(settings: GateSettings) -> float:
 
 def look_alphas(settings: GateSettings) -> tuple[float, ...]:
     """Alpha at each round; 0 at rounds that are not looked at."""
-    alpha, rounds = slot_alpha(settings), settings.attempts
-    weights = sequential.look_weights(rounds) if settings.looks else (*(0.0,) * (rounds - 1), 1.0)
-    return tuple(alpha * weight for weight in weights)
+    return _split(slot_alpha(settings), settings)
 
 
 def guard_alphas(settings: GateSettings) -> tuple[float, ...]:
     """A guard's alpha at each round, split as the target's is; 0 at rounds that are not looked at."""
+    return _split(GUARD_ALPHA, settings)
+
+
+def _split(alpha: float, settings: GateSettings) -> tuple[float, ...]:
     rounds = settings.attempts
     weights = sequential.look_weights(rounds) if settings.looks else (*(0.0,) * (rounds - 1), 1.0)
-    return tuple(GUARD_ALPHA * weight for weight in weights)
+    return tuple(alpha * weight for weight in weights)
 
 
 def _level(guards: Mapping[str, Sequence[Task]]) -> float:
