@@ -22,6 +22,7 @@ threads = {threads}
 context = 1024
 [train]
 threads = {threads}
+micro_tokens = 2048
 seed = {seed}
 [rollout]
 max_tokens = {max_tokens}
@@ -64,7 +65,8 @@ dev_share = 0.0
 learning_rate = 5e-4
 passes = 5
 decay = 0.4
-batch_size = 8
+batch_size = 10
+rehearsal_candidates = 24
 seed = {seed}
 [grpo]
 learning_rate = 5e-5

@@ -26,6 +26,7 @@ from honed.types import (
     Turn,
     Usage,
     Version,
+    VersionKind,
 )
 
 Loss = Literal["policy_gradient", "cross_entropy", "preference"]
@@ -287,6 +288,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     uri: str
     digest: str
     optimiser: str = ""
+    kind: VersionKind = "adapter"
 
 
 class Trainer(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,3 +164,11 @@ def test_wrong_usage_ends_with_2_and_says_what_is_allowed(run: Run, arguments: l
     assert done.exit_code == 2
     assert told in " ".join(done.stderr.split())
     assert done.stdout == ""
+
+
+@pytest.mark.usefixtures("store")
+def test_merging_what_is_no_adapter_or_another_models_is_refused(run: Run, tmp_path: Path) -> None:
+    base = run("versions", "merge", "support@0", str(tmp_path / "m"))
+    assert base.exit_code == 2
+    assert "support@0 is the base model: there is nothing to merge" in base.stderr
+    assert not (tmp_path / "m").exists()

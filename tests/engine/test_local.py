@@ -370,11 +370,11 @@ async def test_an_error_outside_a_step_ends_every_request_and_the_engine_says_so
 
 
 async def test_a_command_that_fails_tells_who_waits_and_the_engine_lives_on(engine: LocalEngine) -> None:
-    kept, engine._core.adapters = engine._core.adapters, None  # type: ignore[assignment]
+    kept, engine._core.versions = engine._core.versions, None  # type: ignore[assignment]
     with pytest.raises(EngineError, match="the engine failed") as caught:
         await engine.unload("line@1")
     assert caught.value.retryable
-    engine._core.adapters = kept
+    engine._core.versions = kept
     assert (await engine.status()).failure == ""
     assert len((await ask(engine, [1, 2, 3])).ids) == 12
 

@@ -158,7 +158,7 @@ async def test_unloading_what_is_not_loaded_does_nothing() -> None:
     ("version", "message"),
     [
         (Version(line="line", number=1, uri="memory:line@1", base="another"), "base"),
-        (Version(line="line", number=1, uri="/nowhere", kind="full"), "full model"),
+        (Version(line="line", number=1, uri="/nowhere", kind="full", base="another"), "base"),
     ],
 )
 async def test_what_cannot_be_added_to_this_base_is_refused(version: Version, message: str) -> None:
@@ -255,9 +255,9 @@ async def test_two_loads_of_one_version_at_once_install_it_once(tmp_path: Path) 
     version = Version(line="line", number=1, uri=str(tmp_path), digest=digest)
     running = asyncio.create_task(ask(engine, prompt(0, 20), Sampling(temperature=0.0, max_tokens=200)))
     await asyncio.gather(engine.load(version), engine.load(version))
-    installed = engine._core.adapters["line@1"]
+    installed = engine._core.versions["line@1"]
     await engine.load(version)
-    assert engine._core.adapters["line@1"] is installed
+    assert engine._core.versions["line@1"] is installed
     assert installed.key.partition("#")[0] == "line@1"
     assert (await engine.status()).versions == ("line@1",)
     assert len((await ask(engine, prompt(0, 40), version="line@1")).ids) == 12

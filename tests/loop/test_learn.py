@@ -21,7 +21,7 @@ from honed.errors import NotFound, NothingLearned
 from honed.loop.curate import CurateSettings
 from honed.loop.learn import Lesson, learn
 from honed.loop.lessons import LearnSettings, Phase, Plan, Progress
-from honed.protocols import Scores, StepResult
+from honed.protocols import Loss, Scores, StepResult
 from honed.store import Store, open_store
 from honed.testing import RENDERER, FakeRuntime, FakeTrainer, fake_task, read_fake, write_fake
 from honed.types import Message, Sample, Task, Version
@@ -364,3 +364,52 @@ async def test_what_was_spent_is_in_the_ledger_under_the_candidate(tmp_path: Pat
     assert sum(entry.seconds for entry in trained) == pytest.approx(5 * 0.011)
     attempts = [entry for entry in entries if entry.activity == "generate"]
     assert len(attempts) == store.traces.count(origin="rollout")
+
+
+class Forgetting(Noted):
+    """Notes what each step taught; thinks a trace the less likely, the later it comes in the alphabet."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.taught: list[list[str]] = []
+        self.asked: list[list[str]] = []
+
+    async def forward_backward(self, samples: Sequence[Sample], loss: Loss) -> StepResult:
+        self.taught.append(sorted(sample.branch for sample in samples))
+        return await super().forward_backward(samples, loss)
+
+    async def logprobs(self, samples: Sequence[Sample]) -> list[Scores]:
+        order = sorted(sample.branch for sample in samples)
+        self.asked.append(order)
+        return [Scores(values=[-1.0 - order.index(s.branch)] * len(s.tokens), seconds=1.0) for s in samples]
+
+
+@pytest.mark.parametrize("killed_after", [1, 2, 3, 99])
+async def test_what_a_pass_rehearses_is_chosen_once_and_survives_a_crash(tmp_path: Path, killed_after: int) -> None:
+    """Two passes over two demonstrations and four replayed conversations, of which three are asked."""
+    store, saved = open_store(None, tmp_path), Saved()
+    known = sorted(demonstrations(store, 6))
+    plan = plan_of(store, num=0, demonstrations=tuple(known[:2]), replay=tuple(known[2:]))
+
+    async def lesson() -> Lesson:
+        made = await lesson_of(store, tmp_path, settings=SETTINGS.model_copy(update={"steps": 0}))
+        sft = Phase(algorithm=Sft(), learning_rate=2e-4, batch_size=2, passes=2, candidates=3)
+        return dataclasses.replace(made, sft=sft, trainer=Forgetting(tmp_path / "blobs", made.engine))
+
+    async def save(progress: Progress) -> None:
+        await saved(progress)
+        if len(saved.all) == killed_after:
+            raise KeyboardInterrupt
+
+    first, second = await lesson(), await lesson()
+    try:
+        await learn(first, plan, Progress(), save)
+    except KeyboardInterrupt:
+        await learn(second, plan, saved.all[-1], save)
+    taught, asked = [*first.trainer.taught, *second.trainer.taught], [*first.trainer.asked, *second.trainer.asked]
+    assert [len(step) for step in taught] == [2, 2, 2, 2]
+    (three,) = asked
+    assert len(three) == 3
+    again = {branch for step in taught[2:] for branch in step}
+    assert set(three[1:]) <= again  # the two that lost most
+    assert three[0] not in again

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -25,27 +28,53 @@ PLAN = Plan(
 )
 
 
+def phase(**fields: Any) -> Phase:
+    return Phase(algorithm=Sft(), learning_rate=1.0, **{"batch_size": 2, "passes": 3, **fields})
+
+
 def test_every_pass_sees_every_demonstration_once_in_an_order_of_its_own() -> None:
-    phase = Phase(algorithm=Sft(), learning_rate=1.0, batch_size=2, passes=3)
-    batches = lessons.sft_batches(msgspec.structs.replace(PLAN, replay=()), phase)
-    assert [len(batch) for batch in batches] == [2, 1] * 3
-    passes = [batches[2 * n] + batches[2 * n + 1] for n in range(3)]
-    assert [sorted(ids) for ids in passes] == [["a", "b", "c"]] * 3
-    assert len({tuple(ids) for ids in passes}) > 1
+    plan = msgspec.structs.replace(PLAN, replay=())
+    assert lessons.pass_length(plan, phase()) == 2
+    passes = [lessons.sft_pass(plan, phase(), number, ()) for number in range(3)]
+    assert [[len(batch) for batch in batches] for batches in passes] == [[2, 1]] * 3
+    assert [sorted(chain(*batches)) for batches in passes] == [["a", "b", "c"]] * 3
+    assert len({str(batches) for batches in passes}) > 1
+    assert lessons.sft_pass(plan, phase(), 1, ()) == passes[1]
 
 
-def test_what_is_replayed_is_spread_over_the_passes() -> None:
-    """Two conversations in three passes: each is met once."""
-    phase = Phase(algorithm=Sft(), learning_rate=1.0, batch_size=2, passes=3)
-    batches = lessons.sft_batches(PLAN, phase)
-    assert sorted(id for batch in batches for id in batch) == sorted("abc" * 3 + "de")
-    assert sum(len(batch) for batch in batches[:2]) == 3
-    assert lessons.sft_batches(PLAN, phase) == batches
+def test_what_is_spread_is_met_once() -> None:
+    """Two conversations in three passes."""
+    found = [lessons.spread(PLAN, phase(), number) for number in range(3)]
+    assert sorted(chain(*found)) == ["d", "e"]
+    assert max(map(len, found)) == 1
+    assert found == [lessons.spread(PLAN, phase(), number) for number in range(3)]
+
+
+@given(shown=st.integers(0, 30), again=st.integers(0, 30), size=st.integers(1, 12))
+def test_every_step_has_its_part_of_both_and_no_more_than_a_batch(shown: int, again: int, size: int) -> None:
+    replay = tuple(f"r{i}" for i in range(again))
+    plan = msgspec.structs.replace(PLAN, demonstrations=tuple(f"d{i}" for i in range(shown)), replay=replay)
+    one = phase(batch_size=size, passes=1)
+    batches = lessons.sft_pass(plan, one, 0, lessons.spread(plan, one, 0))
+    assert len(batches) == lessons.pass_length(plan, one)
+    assert sorted(chain(*batches)) == sorted((*plan.demonstrations, *replay))
+    for kind in "dr":
+        parts = [sum(id[0] == kind for id in batch) for batch in batches]
+        assert max(parts, default=0) - min(parts, default=0) <= 1
+    assert all(len(batch) <= size for batch in batches)
+
+
+def test_a_bounded_part_of_the_replay_is_asked_another_before_each_pass() -> None:
+    plan = msgspec.structs.replace(PLAN, replay=tuple(f"r{i}" for i in range(20)))
+    found = [lessons.candidates(plan, phase(candidates=8), number) for number in range(1, 3)]
+    assert [len(set(ids)) for ids in found] == [8, 8]
+    assert set(found[0]) != set(found[1])
+    assert len(lessons.candidates(plan, phase(candidates=99), 1)) == 20
 
 
 def test_nothing_to_imitate_is_no_step() -> None:
-    phase = Phase(algorithm=Sft(), learning_rate=1.0, passes=3)
-    assert lessons.sft_batches(msgspec.structs.replace(PLAN, demonstrations=(), replay=()), phase) == []
+    plan = msgspec.structs.replace(PLAN, demonstrations=(), replay=())
+    assert lessons.pass_length(plan, phase()) == 0
 
 
 @given(num=st.integers(1, 30), size=st.integers(1, 12), draws=st.integers(1, 20), seed=st.integers(0, 2**31))

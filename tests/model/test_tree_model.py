@@ -151,8 +151,8 @@ def test_what_would_be_trained_wrongly_is_refused_by_name() -> None:
         TreeModel(model)
 
 
-def test_a_trained_output_embedding_is_refused() -> None:
+def test_a_head_with_an_adapter_is_refused() -> None:
     reader = TreeModel(tiny())
-    reader.head.weight.requires_grad_(True)
+    reader.head = torch.nn.Sequential(reader.head)
     with pytest.raises(Refused, match="lm_head"):
         reader.logprobs(torch.zeros(1, 32), torch.tensor([0]), torch.tensor([VOCABULARY - 1]), torch.ones(1))

@@ -13,6 +13,7 @@ from honed.protocols import Snapshot
 from honed.sync.memory import MemoryChannel
 from honed.train.local import LocalTrainer
 from honed.train.settings import TrainSettings
+from honed.train.weights import copies
 from honed.types import Sample
 
 from .models import family, naive_logprobs, sample, scored, tiny
@@ -28,7 +29,7 @@ def trainer(folder: Path, channel: MemoryChannel | None = None, **settings: obje
 
 
 def weights(trainer: LocalTrainer) -> dict[str, torch.Tensor]:
-    return trainer._copy()
+    return copies(trainer._parameters)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

@@ -16,7 +16,7 @@ from honed.assemble.loop import (
     rollback_version,
     verify_version,
 )
-from honed.assemble.model import open_store, prepared, price_book, renderer_of
+from honed.assemble.model import merge_version, open_store, prepared, price_book, renderer_of
 
 __all__ = [
     "Config",
@@ -28,6 +28,7 @@ __all__ = [
     "given_lessons",
     "ledger_of",
     "load_config",
+    "merge_version",
     "open_store",
     "prepared",
     "price_book",

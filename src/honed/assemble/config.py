@@ -134,6 +134,8 @@ def check(config: Config) -> None:
     if config.curate.maker:
         plugins.resolve("maker", config.curate.maker)
     _check_practice(config)
+    if config.train.method == "full" and config.lora != LoraSettings():
+        raise ConfigError("[lora] does nothing with train.method = 'full', which trains every weight; take one out.")
     if config.learn.steps and (config.rollout.temperature <= 0 or config.rollout.top_p < 1):
         raise ConfigError(
             f"rollout.temperature = {config.rollout.temperature} and rollout.top_p = {config.rollout.top_p}: practice "

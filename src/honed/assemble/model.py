@@ -13,11 +13,12 @@ from honed import errors
 from honed.assemble.config import Config
 from honed.economics.prices import PriceBook, load_book
 from honed.engine.scripted import ByteRenderer
-from honed.errors import CorruptData, EngineError, HonedError
+from honed.errors import CorruptData, EngineError, HonedError, Refused
 from honed.model.load import Prepared, prepare
 from honed.store import Store
 from honed.store import open_store as open_records
 from honed.text import load_renderer
+from honed.types import Version
 
 
 def open_store(config: Config) -> Store:
@@ -80,6 +81,19 @@ def _as_raised(source: str, kind: str, message: str) -> HonedError:
         return found(message)
     first = (message.splitlines() or [""])[0]
     return CorruptData(f"the model {source!r} cannot be converted: {kind}: {first}")
+
+
+def merge_version(config: Config, version: Version, folder: Path) -> str:
+    """Writes an adapter version as a whole model; its digest. Raises Refused for an adapter of another base."""
+    from honed.model.merge import merge
+
+    base = prepared(config)
+    if version.base and version.base != base.digest:
+        raise Refused(
+            f"{version.id} adapts the base {version.base[:12]}, and model.source is {base.digest[:12]}: "
+            "set model.source to what it was made of."
+        )
+    return merge(base, Path(version.uri.removeprefix("file://")), version.digest, folder.absolute())
 
 
 def renderer_of(config: Config) -> Any:

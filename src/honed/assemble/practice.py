@@ -40,6 +40,7 @@ def sft_phase(config: Config) -> Phase:
         batch_size=config.sft.batch_size,
         passes=config.sft.passes,
         decay=config.sft.decay,
+        candidates=config.sft.rehearsal_candidates,
         seed=config.sft.seed,
     )
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from honed import types
-from honed.assemble import release_version, rollback_version
+from honed.assemble import merge_version, release_version, rollback_version
 from honed.cli import output
 from honed.errors import NotFound, UserError
 from honed.store import Store
 
-app = typer.Typer(help="Versions of a model line: list, show, release, roll back.", no_args_is_help=True)
+app = typer.Typer(help="Versions of a model line: list, show, release, roll back, merge.", no_args_is_help=True)
 
 
 VersionArgument = Annotated[str, typer.Argument(help="line@number, or the number where the store holds one line.")]
@@ -87,6 +88,26 @@ def rollback(
         output.show_json(done)
         return
     typer.echo(f"{done.version} serves {done.line} again ({done.reason})")
+
+
+@app.command("merge")
+def merge(
+    id: VersionArgument,
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    config: output.ConfigOption = None,
+    json: output.JsonOption = False,
+) -> None:
+    """Writes a version as a whole model in Hugging Face's layout: its adapter added into the base model."""
+    store, settings = output.store(config), output.settings(config)
+    version = find(store, id, settings.model.line)
+    if version.kind == "full" or not version.uri:
+        where = "the base model" if not version.uri else f"a whole model already, in {version.uri}"
+        raise UserError(f"{version.id} is {where}: there is nothing to merge.")
+    digest = merge_version(settings, version, folder)
+    if json:
+        output.show_json({"version": version.id, "folder": str(folder), "digest": digest})
+        return
+    typer.echo(f"{folder} holds {version.id} as a whole model; serve it anywhere, or set it as model.source.")
 
 
 def _row(store: Store, version: types.Version) -> dict[str, Any]:

@@ -31,6 +31,11 @@ class Shape:
     dtype: torch.dtype
     device: str
 
+    @property
+    def num_bytes(self) -> int:
+        """Of one token."""
+        return 2 * self.num_layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
     @classmethod
     def of(cls, config: Any, dtype: torch.dtype, device: str) -> Shape:
         """From a transformers config."""
@@ -49,7 +54,7 @@ class Rows:
 
     def __init__(self, shape: Shape, num_rows: int, context: int) -> None:
         self._shape, self._num_rows = shape, num_rows
-        self._lengths = _row_lengths(context)
+        self._lengths = row_lengths(context)
         self._banks: dict[int, Bank] = {}
         self.owners: dict[int, list[Any]] = {length: [] for length in self._lengths}
 
@@ -123,6 +128,7 @@ class Blocks:
 
     def keep(self, adapter: str, tokens: Sequence[int], bank: Bank, row: int, limit_tokens: int) -> None:
         """Keeps the whole blocks of a row that holds `tokens`, within `limit_tokens` held in all."""
+        limit_tokens = min(limit_tokens, self._count * BLOCK)
         chain = self._chain(adapter, tokens)
         self._touch(chain)
         start, parent = len(chain), chain[-1].id if chain else self._root(adapter)
@@ -200,9 +206,10 @@ class Blocks:
         self._data[torch.as_tensor(indices, device=self._data.device)] = split
 
 
-def _row_lengths(context: int) -> list[int]:
+def row_lengths(context: int) -> list[int]:
+    """Lengths of rows: 256, 512, ... up to the context, whole blocks."""
     lengths, length = [], SHORTEST_ROW
     while length < context:
         lengths.append(length)
         length *= 2
-    return [*lengths, context]
+    return [*lengths, -(-context // BLOCK) * BLOCK]

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from honed.engine import sampler
+from honed.engine.full import FullModel
 from honed.engine.runner import Runner
 from honed.engine.scheduler import Piece, Scheduler, Sequence
 from honed.errors import EngineError, HonedError
@@ -26,13 +27,14 @@ class Core:
 
     `busy_seconds` are CPU seconds of the whole process while it was in a step, all of its threads together: a part that
     one thread does alone costs one thread. What else the process does meanwhile (a socket, a version being read) is in
-    them; beside a step it is little.
+    them; beside a step it is little. `row_by_row`: each row is sampled alone, for the sum of one row is made otherwise
+    than the sums of many.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
-        self.scheduler, self._runner = scheduler, runner
-        self.adapters: dict[str, Adapter] = {}
-        self._draining: list[tuple[Adapter, Callable[[], None]]] = []
+    def __init__(self, scheduler: Scheduler, runner: Runner, *, row_by_row: bool = False) -> None:
+        self.scheduler, self._runner, self._row_by_row = scheduler, runner, row_by_row
+        self.versions: dict[str, Adapter | FullModel] = {}
+        self._draining: list[tuple[Adapter | FullModel, Callable[[], None]]] = []
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self.busy_seconds = 0.0
         self._failed_steps = 0
@@ -49,7 +51,7 @@ class Core:
         pieces: list[Piece] = []
         try:
             pieces = self.scheduler.plan()
-            sampling, logits = self._runner.run(pieces)
+            sampling, logits = self._run(pieces)
             self.scheduler.advance(pieces)
             self._charge(pieces, started)
             self._sample(sampling, logits)
@@ -81,17 +83,17 @@ class Core:
             self._finish(sequence, "cancelled", Chunk(id=sequence.id, version=sequence.version))
             self._drain()
 
-    def load(self, adapter: Adapter) -> None:
-        """New requests for the adapter's name get it."""
-        self.adapters[adapter.name] = adapter
+    def load(self, version: Adapter | FullModel) -> None:
+        """New requests for the version's name get it."""
+        self.versions[version.name] = version
 
     def unload(self, name: str, done: Callable[[], None]) -> None:
         """New requests don't find it; `done` is called once those that use it have ended."""
-        adapter = self.adapters.pop(name, None)
-        if adapter is None:
+        version = self.versions.pop(name, None)
+        if version is None:
             done()
             return
-        self._draining.append((adapter, done))
+        self._draining.append((version, done))
         self._drain()
 
     def abandon(self, error: HonedError) -> None:
@@ -102,6 +104,16 @@ class Core:
             sequence.sink(error)
         for _, done in draining:
             done()
+
+    def _run(self, pieces: list[Piece]) -> tuple[list[Piece], torch.Tensor]:
+        """The pieces that sample and their logits; a pass for each whole model that is asked for."""
+        by_model: dict[FullModel | None, list[Piece]] = {}
+        for piece in pieces:
+            by_model.setdefault(piece.sequence.model, []).append(piece)
+        ran = [(model.runner if model else self._runner).run(own) for model, own in by_model.items()]
+        if len(ran) == 1:
+            return ran[0]
+        return [piece for sampling, _ in ran for piece in sampling], torch.cat([logits for _, logits in ran])
 
     def _charge(self, pieces: list[Piece], started: float) -> None:
         """Splits the step's CPU seconds by tokens computed."""
@@ -117,14 +129,17 @@ class Core:
         started = time.process_time()
         sequences = [piece.sequence for piece in pieces]
         masks = [self._mask(sequence) for sequence in sequences]
-        draws = sampler.draw(
-            logits,
-            [s.sampling for s in sequences],
-            [s.seed for s in sequences],
-            [len(s.tokens) for s in sequences],
-            [s.tokens for s in sequences],
-            masks,
-        )
+        draws = []
+        for rows in [[i] for i in range(len(sequences))] if self._row_by_row else [range(len(sequences))]:
+            drawn = [sequences[i] for i in rows]
+            draws += sampler.draw(
+                logits[rows[0] : rows[-1] + 1],
+                [s.sampling for s in drawn],
+                [s.seed for s in drawn],
+                [len(s.tokens) for s in drawn],
+                [s.tokens for s in drawn],
+                [masks[i] for i in rows],
+            )
         self._charge(pieces, started)
         for sequence, draw in zip(sequences, draws, strict=True):
             if sequence.bank is not None:  # it did not fail above
@@ -192,9 +207,9 @@ class Core:
     def _drain(self) -> None:
         if not self._draining:
             return
-        alive = {id(s.adapter) for s in (*self.scheduler.running, *self.scheduler.waiting)}
-        for adapter, done in list(self._draining):
-            if id(adapter) not in alive:
-                self._draining.remove((adapter, done))
-                self.scheduler.blocks.forget(adapter.key)
+        alive = {s.key for s in (*self.scheduler.running, *self.scheduler.waiting)}
+        for version, done in list(self._draining):
+            if version.key not in alive:
+                self._draining.remove((version, done))
+                self.scheduler.blocks.forget(version.key)
                 done()

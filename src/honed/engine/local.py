@@ -1,7 +1,8 @@
 """The local engine: continuous batching of a dense causal decoder on this machine, as an asyncio Engine.
 
 One thread (thread.py) owns the model, the cache and the scheduler; the event loop posts commands and gets chunks back.
-Left out: speculation, quantised weights, packed experts, merged adapters; GPUs are better served by vLLM.
+Left out: speculation, quantised weights, packed experts, adapters over other models than the first; GPUs are better
+served by vLLM.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
-from honed.engine import adapters, sampler, selfcheck
+from honed.engine import adapters, memory, sampler, selfcheck
 from honed.engine.cache import Blocks, Rows, Shape
 from honed.engine.core import Core
+from honed.engine.full import FullModel, FullModels
 from honed.engine.grammar import Grammars
 from honed.engine.runner import Runner
 from honed.engine.scheduler import Scheduler, Sequence
@@ -34,8 +36,9 @@ from honed.types import Sampling, Version
 MEMORY = "memory:"
 
 
-class AdapterChannel(Protocol):
-    """What the engine asks of a channel in memory (sync/memory.py); `config` is as PEFT's adapter_config.json."""
+class WeightChannel(Protocol):
+    """What the engine asks of a channel in memory (sync/memory.py); `config` is as PEFT's adapter_config.json, empty
+    where whole models cross."""
 
     config: Mapping[str, Any]
 
@@ -52,7 +55,7 @@ class LocalEngine:
     """
 
     def __init__(
-        self, loaded: Any, settings: EngineSettings | None = None, channel: AdapterChannel | None = None
+        self, loaded: Any, settings: EngineSettings | None = None, channel: WeightChannel | None = None
     ) -> None:
         settings = settings or EngineSettings()
         attention.refuse_unsupported(loaded.config)
@@ -60,21 +63,29 @@ class LocalEngine:
         device = str(parameter.device)
         self._base, self._channel, self._vocabulary = loaded.digest, channel, loaded.config.vocab_size
         limits = (loaded.config.max_position_embeddings, attention.position_limit(loaded.config) or settings.context)
-        self.context = min(settings.context, settings.capacity, *limits)
-        self._serving = serving_copy(loaded.model)
+        capacity = settings.capacity if settings.memory_gb is None else settings.context
+        self.context = min(settings.context, capacity, *limits)
+        tiled = settings.deterministic
+        if tiled and any(getattr(loaded.config, key, None) for key in ("num_experts", "num_local_experts")):
+            raise ConfigError(
+                "engine.deterministic: experts get rows by the batch, in no fixed shape. Set it to false."
+            )
+        self._serving = serving_copy(loaded.model, tiled=tiled)
+        self._full = FullModels(loaded.model, loaded.config, parameter.dtype, device, tiled=tiled)
         self._grammars = Grammars(loaded.directory, self._vocabulary)
         shape = Shape.of(loaded.config, parameter.dtype, device)
+        sizes = memory.fit(settings, shape, self.context)
         scheduler = Scheduler(
-            rows=Rows(shape, settings.slots, self.context),
-            blocks=Blocks(shape, settings.capacity),
-            slots=settings.slots,
-            capacity=settings.capacity,
+            rows=Rows(shape, sizes.slots, self.context),
+            blocks=Blocks(shape, sizes.kept),
+            slots=sizes.slots,
+            capacity=sizes.capacity,
             prefill_chunk=settings.prefill_chunk,
             prefix=settings.prefix,
         )
-        runner = Runner(self._serving, loaded.config, parameter.dtype, device)
+        runner = Runner(self._serving, loaded.config, parameter.dtype, device, tiled=tiled)
         selfcheck.check(loaded.model, runner, shape)
-        self._core = Core(scheduler, runner)
+        self._core = Core(scheduler, runner, row_by_row=tiled)
         self._order = count()
         self._loading = asyncio.Lock()
         self._thread = CoreThread(self._core, settings.threads or os.cpu_count() or 1)
@@ -140,31 +151,35 @@ class LocalEngine:
     async def load(self, version: Version) -> None:
         """Verifies a version's files and makes it available. A digest that is loaded already is left alone.
 
-        Raises CorruptData, Refused for an adapter of another base or a name that holds other weights. A uri
+        A full version is a model of its own beside the first; its requests take steps of their own. Raises CorruptData,
+        ConfigError for one of other shapes, Refused for another base or a name that holds other weights. A uri
         "memory:NAME" takes the tensors that the channel holds as NAME, and loads them under that name.
         """
         if _is_base(version.id):
             return
         if not version.uri:
             raise NotFound(f"{version.id} has no files: its uri is empty.")
-        if version.kind != "adapter":
-            raise Refused(
-                f"{version.id} is a full model; start an engine on {version.uri!r} instead of loading it here."
-            )
         if version.base and version.base != self._base:
-            raise Refused(f"{version.id} adapts the base {version.base[:12]}, but this engine runs {self._base[:12]}.")
+            raise Refused(
+                f"{version.id} was made of the base {version.base[:12]}, but this engine runs {self._base[:12]}."
+            )
         if version.uri.startswith(MEMORY):
             await self._take(version.uri.removeprefix(MEMORY) or version.id)
             return
         async with self._loading:
-            loaded = self._core.adapters.get(version.id)
+            loaded = self._core.versions.get(version.id)
             if loaded is not None and loaded.digest == version.digest:
                 return
             if loaded is not None:
                 raise Refused(f"{version.id} is loaded with other weights; unload it first.")
             directory = _local_path(version.uri)
+            if version.kind == "full":
+                await self._install(
+                    await asyncio.to_thread(self._full.of_folder, version.id, version.digest, directory)
+                )
+                return
             tensors, config = await asyncio.to_thread(checkpoint.read_adapter, directory, version.digest)
-            await self._install(version.id, version.digest, tensors, config)
+            await self._install(await self._adapter(version.id, version.digest, tensors, config))
 
     async def unload(self, version: str) -> None:
         """Forgets a version: new requests get NotFound at once; returns when its running requests have ended.
@@ -180,7 +195,7 @@ class LocalEngine:
         core, scheduler = self._core, self._core.scheduler
         return EngineStatus(
             base=self._base,
-            versions=tuple(sorted(core.adapters)),
+            versions=tuple(sorted(core.versions)),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             context=self.context,
@@ -202,16 +217,20 @@ class LocalEngine:
 
     def _start(self, sequence: Sequence) -> None:
         if not _is_base(sequence.version):
-            sequence.adapter = self._core.adapters.get(sequence.version)
-            if sequence.adapter is None:
+            found = self._core.versions.get(sequence.version)
+            if found is None:
                 sequence.sink(_not_loaded(sequence.version, self._core))
                 return
+            if isinstance(found, FullModel):
+                sequence.model = found
+            else:
+                sequence.adapter = found
         self._core.add(sequence)
 
     async def _ensure(self, version: str) -> None:
         """Raises NotFound unless the version is loaded or the channel holds it, EngineError if the engine is closed."""
         self._thread.check()
-        if _is_base(version) or version in self._core.adapters:
+        if _is_base(version) or version in self._core.versions:
             return
         if self._channel is None or version not in self._channel:
             raise _not_loaded(version, self._core)
@@ -221,16 +240,22 @@ class LocalEngine:
         if self._channel is None:
             raise NotFound(f"{name!r} cannot be loaded from memory: this engine has no channel.")
         async with self._loading:
-            if name in self._core.adapters:
+            if name in self._core.versions:
                 return
-            await self._install(name, MEMORY + name, await self._channel.fetch(name), self._channel.config)
+            tensors, config = await self._channel.fetch(name), self._channel.config
+            if config:
+                await self._install(await self._adapter(name, MEMORY + name, tensors, config))
+            else:
+                await self._install(await asyncio.to_thread(self._full.of_tensors, name, MEMORY + name, tensors))
 
-    async def _install(self, name: str, digest: str, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        adapter: Adapter = await asyncio.to_thread(adapters.build, self._serving, name, digest, tensors, config)
+    async def _adapter(self, name: str, digest: str, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Adapter:
+        return await asyncio.to_thread(adapters.build, self._serving, name, digest, tensors, config)
+
+    async def _install(self, version: Adapter | FullModel) -> None:
         items, sink = self._pipe()
 
         def install() -> None:
-            self._core.load(adapter)
+            self._core.load(version)
             sink(None)
 
         self._thread.post(install, sink)
@@ -273,7 +298,7 @@ def _is_base(version: str) -> bool:
 
 
 def _not_loaded(version: str, core: Core) -> NotFound:
-    return NotFound(f"the version {version!r} is not loaded (loaded: {', '.join(sorted(core.adapters)) or 'none'}).")
+    return NotFound(f"the version {version!r} is not loaded (loaded: {', '.join(sorted(core.versions)) or 'none'}).")
 
 
 def _local_path(uri: str) -> Path:

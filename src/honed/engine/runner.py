@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from honed.engine import sampler
 from honed.engine.cache import BLOCK
 from honed.engine.scheduler import Piece
 from honed.model import attention
-from honed.model.attention import Bank, Decode, Flat, Prefill, Write
+from honed.model.attention import TILE, Bank, Decode, Flat, Prefill, Tiles, Write
 from honed.model.linear import Lane, Serving
 
 
 class Runner:
     """Turns pieces into logits. Sets the model's attention implementation once, on its own copy of the config."""
 
-    def __init__(self, serving: Serving, config: Any, dtype: torch.dtype, device: str) -> None:
-        self._serving, self._dtype, self._device = serving, dtype, device
+    def __init__(self, serving: Serving, config: Any, dtype: torch.dtype, device: str, *, tiled: bool = False) -> None:
+        self._serving, self._dtype, self._device, self._tiled = serving, dtype, device, tiled
         heads = config.num_attention_heads
         self._groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
         config_of_copy: Any = serving.model.config
@@ -51,19 +52,22 @@ class Runner:
         return self._distribute(pieces, logits)
 
     def _distribute(self, pieces: list[Piece], logits: Tensor) -> tuple[list[Piece], Tensor]:
-        sampling, rows, at = [], [], 0
+        sampling, kept, at = [], [], 0
         for piece in pieces:
             if piece.samples:
                 sampling.append(piece)
-                rows.append(at)
+                kept.append(at)
                 at += 1
             elif piece.sequence.scores is not None:
                 targets = piece.sequence.tokens[piece.start + 1 : piece.end + 1]
-                temperature = piece.sequence.sampling.temperature
-                found = torch.log_softmax(logits[at : at + len(targets)].float() / temperature, -1)
-                piece.sequence.scores += found.gather(1, self._ints(targets)[:, None])[:, 0].tolist()
+                wanted, step = self._ints(targets), 1 if self._tiled else max(1, len(targets))
+                for first in range(0, len(targets), step):
+                    rows = slice(at + first, at + first + step)
+                    piece.sequence.scores += sampler.scores(
+                        logits[rows], wanted[first : first + step], piece.sequence.sampling.temperature
+                    )
                 at += len(targets)
-        return sampling, logits if len(rows) == len(logits) else logits[self._ints(rows)]
+        return sampling, logits if len(kept) == len(logits) else logits[self._ints(kept)]
 
     def _flat(self, pieces: list[Piece], starts: list[int]) -> Flat:
         flat = Flat()
@@ -73,6 +77,9 @@ class Runner:
             by_bank[piece.sequence.bank].append((piece, start))
         for bank, members in by_bank.items():
             flat.writes.append(self._write(bank, members))
+            if self._tiled:
+                flat.tiles.extend(self._tiles(bank, members))
+                continue
             decoding = [member for member in members if member[0].count == 1]
             if decoding:
                 flat.decodes.append(self._decode(bank, decoding))
@@ -87,6 +94,28 @@ class Runner:
         rows = [piece.sequence.row for piece, _ in members for _ in range(piece.count)]
         positions = [i for piece, _ in members for i in range(piece.start, piece.end)]
         return Write(bank, self._ints(index), self._ints(rows), self._ints(positions))
+
+    def _tiles(self, bank: Bank, members: list[tuple[Piece, int]]) -> list[Tiles]:
+        """The members' stretches, those of one number side by side."""
+        stretches: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+        for piece, start in members:
+            for number in range(piece.start // TILE, (piece.end - 1) // TILE + 1):
+                first = max(piece.start, number * TILE)
+                last = min(piece.end, (number + 1) * TILE)
+                stretches[number].append((piece.sequence.row, start + first - piece.start, first % TILE, last - first))
+        found = []
+        for number, stretch in stretches.items():
+            gather = [[flat] * TILE for _, flat, _, _ in stretch]
+            index: list[int] = []
+            which: list[int] = []
+            for place, (_, flat, offset, count) in enumerate(stretch):
+                gather[place][offset : offset + count] = range(flat, flat + count)
+                index += range(flat, flat + count)
+                which += range(place * TILE + offset, place * TILE + offset + count)
+            rows = self._ints([row for row, _, _, _ in stretch])
+            places = torch.tensor(gather, dtype=torch.long, device=self._device)
+            found.append(Tiles(bank, number, rows, places, self._ints(index), self._ints(which), self._dtype))
+        return found
 
     def _decode(self, bank: Bank, members: list[tuple[Piece, int]]) -> Decode:
         rows = [piece.sequence.row for piece, _ in members]

@@ -99,6 +99,13 @@ def draw(
     return [Draw(*column) for column in columns]
 
 
+def scores(logits: Tensor, ids: Tensor, temperature: float) -> list[float]:
+    """Log-probability of ids[i] under softmax(logits[i] / temperature); at temperature 1 the raw one of `draw`."""
+    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
+    normalisers = _exponentials(scaled, None, torch.empty_like(scaled))
+    return (scaled.gather(1, ids[:, None])[:, 0] - normalisers).tolist()
+
+
 def _exponentials(logits: Tensor, inverse: Tensor | None, out: Tensor) -> Tensor:
     """Fills `out` with exp((logits - their maximum) inverse temperature), and returns log of their sum plus the maximum
     [n]: at temperature 1 the normaliser, not finite where a logit is not."""

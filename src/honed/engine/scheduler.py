@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from honed.engine.cache import BLOCK, Blocks, Rows
 from honed.engine.grammar import Constraint
 from honed.model.attention import Bank
 from honed.model.linear import Adapter
 from honed.types import Sampling
+
+if TYPE_CHECKING:  # which runs what is planned here
+    from honed.engine.full import FullModel
 
 Sink = Callable[[Any], None]
 
@@ -34,6 +37,7 @@ class Sequence:
     order: tuple[int, int]
     seed: int = 0
     adapter: Adapter | None = None
+    model: FullModel | None = None
     constraint: Constraint | None = None
     scores: list[float] | None = None
     num_prompt: int = 0
@@ -53,8 +57,9 @@ class Sequence:
 
     @property
     def key(self) -> str:
-        """What its cached blocks are kept under: the adapter's own identity, "" for the base."""
-        return self.adapter.key if self.adapter else ""
+        """What its cached blocks are kept under: the identity of the adapter or the whole model, "" for the base."""
+        weights = self.adapter or self.model
+        return weights.key if weights else ""
 
     @property
     def num_output(self) -> int:

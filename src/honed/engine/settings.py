@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from honed.config import Settings
 
@@ -16,6 +16,9 @@ class EngineSettings(Settings):
     """Requests that run at the same time; more wait."""
     capacity: int = Field(default=32768, ge=16)
     """Tokens of keys and values held: what running requests may reach, plus what is kept for reuse."""
+    memory_gb: float | None = Field(default=None, gt=0)
+    """The most that keys and values may take, in GB (1e9 bytes): takes the place of `capacity`, and lowers `slots` to
+    what fits. None: no limit but the sizes above."""
     context: int = Field(default=2048, ge=2)
     """Longest prompt + output; lowered to what the model was made for."""
     prefill_chunk: int = Field(default=256, ge=1)
@@ -26,8 +29,18 @@ class EngineSettings(Settings):
     """Where the model runs: "cpu", "cuda", ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of the weights; auto = float32 on a CPU, bfloat16 elsewhere."""
+    deterministic: bool = False
+    """Whether a request's tokens and log-probabilities are the same bits whatever runs beside it, however its prompt
+    was read, and when they are asked for again: products and attention in tiles of a fixed size, at the price of speed.
+    On one machine with one number of threads; not for mixtures of experts."""
     prefix: bool = True
     """Whether prompts that begin alike share the work."""
     stall_seconds: float = Field(default=60.0, gt=0)
     """An engine process that makes no progress for this long while there is work is killed, and a new one begins. More
     than the longest step; reading weights doesn't count."""
+
+    @model_validator(mode="after")
+    def _said(self) -> EngineSettings:
+        if self.memory_gb is not None and "capacity" in self.model_fields_set:
+            raise ValueError("capacity and memory_gb both say how many tokens are held; set one of them")
+        return self

@@ -8,7 +8,7 @@ the same weights. It knows no torch: the trainer sums losses, the algorithm has 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import numpy as np
 from honed import codec
 from honed.errors import NothingLearned
 from honed.log import log
-from honed.loop import arrays, curate, lessons
+from honed.loop import arrays, curate, lessons, rehearsal
 from honed.loop.buffer import Buffer
 from honed.loop.curate import CurateSettings
 from honed.loop.evaluate import Evaluation
@@ -27,7 +27,7 @@ from honed.loop.rollout import OnEvent, Rollouts, judged, silent
 from honed.protocols import Algorithm, Distillation, Engine, Snapshot, StepResult, Trainer
 from honed.store import Store
 from honed.store.versions import Role
-from honed.types import Group, Sample, Task, Version
+from honed.types import Group, Sample, Task, Trace, Version
 
 Save = Callable[[Progress], Awaitable[None]]
 Measure = Callable[[str], Awaitable[list[Evaluation]]]
@@ -106,23 +106,40 @@ class _Learning:
         elif parent.number == 0:
             await self.lesson.trainer.restore(None)
         else:
-            kept = Snapshot(uri=parent.uri, digest=parent.digest, optimiser=parent.optimiser)
+            kept = Snapshot(uri=parent.uri, digest=parent.digest, optimiser=parent.optimiser, kind=parent.kind)
             await self.lesson.trainer.restore(kept, optimiser=self.settings.keep_optimiser)
 
     async def _imitate(self) -> None:
         plan, sft = self.plan, self.lesson.sft
-        batches = lessons.sft_batches(plan, sft)
-        total = len(batches)
+        length = lessons.pass_length(plan, sft)
+        total = sft.passes * length
         if not self.settings.imitate or self.progress.sft >= total:
             return
         shown = {id: await asyncio.to_thread(self.store.traces.get, id) for id in plan.imitated}
         while (step := self.progress.sft) < total:
-            batch = [shown[id] for id in batches[step]]
-            groups = [Group(id=f"group_{trace.id}", task=trace.task or "", traces=(trace,)) for trace in batch]
+            number, within = divmod(step, length)
+            if within == 0 or self.progress.rehearsed is None:
+                rehearsed = tuple(await self._choose(number, shown))
+                self.progress = msgspec.structs.replace(self.progress, rehearsed=rehearsed)
+            batch = lessons.sft_pass(plan, sft, number, self.progress.rehearsed or ())[within]
             rate = lessons.learning_rate(sft.learning_rate, step, self.settings.warmup_steps, total, sft.decay)
-            result = await self._update(sft.algorithm, sft.algorithm(groups), rate)
+            result = await self._update(
+                sft.algorithm, sft.algorithm([rehearsal.alone(shown[id]) for id in batch]), rate
+            )
             self._tell("learn.imitated", step=step + 1, of=total, loss=result.loss, seconds=result.seconds)
             await self._advance(result, sft=step + 1, last=step + 1 == total)
+
+    async def _choose(self, number: int, shown: Mapping[str, Trace]) -> list[str]:
+        """What is replayed in a pass: in the first its even share, then what the passes before it hurt most."""
+        plan, sft = self.plan, self.lesson.sft
+        share = lessons.spread(plan, sft, number)
+        if not number or not sft.candidates or not share:
+            return share
+        asked = [shown[id] for id in lessons.candidates(plan, sft, number)]
+        lost, seconds = await rehearsal.losses(asked, sft.algorithm, self.lesson.trainer)
+        await self._charge(seconds, tokens=0)
+        self._tell("learn.rehearsed", of=number + 1, asked=len(asked), lost=float(np.mean(list(lost.values()))))
+        return rehearsal.most_hurt(lost, len(share))
 
     async def _probe(self) -> None:
         """Sets aside what the policy that will practise always or never passes."""
@@ -241,7 +258,7 @@ class _Learning:
             line=plan.line,
             number=plan.number,
             parent=plan.parent.number,
-            kind="adapter",
+            kind=snapshot.kind,
             base=self.lesson.base,
             uri=snapshot.uri,
             digest=snapshot.digest,
@@ -278,14 +295,17 @@ class _Learning:
         result = await self.lesson.trainer.forward_backward(samples, algorithm.loss)
         stepped = await self.lesson.trainer.step(rate)
         seconds = filling + result.seconds + stepped.seconds
-        meter = self.lesson.rollouts.meter
-        if meter is not None:
-            meter.charge("train", seconds, tokens=result.trained_tokens, line=self.plan.line)
-            await self.lesson.rollouts.flush(self.store, self.plan.candidate)
+        await self._charge(seconds, tokens=result.trained_tokens)
         skipped = result.skipped or stepped.skipped
         return msgspec.structs.replace(
             result, seconds=seconds, skipped=skipped, grad_norm=stepped.grad_norm or result.grad_norm
         )
+
+    async def _charge(self, seconds: float, *, tokens: int) -> None:
+        meter = self.lesson.rollouts.meter
+        if meter is not None:
+            meter.charge("train", seconds, tokens=tokens, line=self.plan.line)
+            await self.lesson.rollouts.flush(self.store, self.plan.candidate)
 
     async def _advance(self, result: StepResult, *, last: bool, **done: int) -> None:
         """Counts a step; snapshots and saves when it is time to, or when the phase ends."""

@@ -66,14 +66,16 @@ class Measured(Evaluation, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """An algorithm and its pace: `learning_rate` of each step; for SFT also traces per step, passes over them, the
-    share of the steps at the end over which the rate falls, and the seed of their order."""
+    """An algorithm and its pace: `learning_rate` of each step; for SFT also the most traces per step, passes over them,
+    the share of the steps at the end over which the rate falls, how many replayed conversations are asked before a pass
+    how much they have suffered (0: none, replay is spread), and the seed of their order."""
 
     algorithm: Algorithm
     learning_rate: float
     batch_size: int = 8
     passes: int = 1
     decay: float = 0.0
+    candidates: int = 0
     seed: int = 0
 
 
@@ -108,12 +110,14 @@ class Plan(Noun, frozen=True, kw_only=True):
 class Progress(Noun, frozen=True, kw_only=True):
     """How far a turn has learned. Stored only together with the snapshot that it describes.
 
+    `rehearsed` are the replayed conversations of the SFT pass that is under way (None: it has not begun).
     `practised` are the tasks that the probe left (None: not probed yet), `set_aside` counts the others; `skipped`
     counts steps without anything to learn, `skipped_now` those in a row; `rewards` is the mean score of each step of
     practice, `mismatch` the most by which sampler and trainer differed, `measured` what dev tasks said between phases.
     """
 
     sft: int = 0
+    rehearsed: tuple[str, ...] | None = None
     practised: tuple[str, ...] | None = None
     set_aside: dict[str, int] = {}
     steps: int = 0
@@ -170,20 +174,35 @@ def check(
         )
 
 
-def sft_batches(plan: Plan, phase: Phase) -> list[list[str]]:
-    """The trace ids of every SFT step. A pass is a fresh shuffle, cut into batches, the last one short, of all
-    demonstrations and of its own share of the replay.
+def pass_length(plan: Plan, phase: Phase) -> int:
+    """SFT steps of one pass: enough for all demonstrations and a pass's share of the replay."""
+    share = -(-len(plan.replay) // phase.passes)
+    return -(-(len(plan.demonstrations) + share) // phase.batch_size)
 
-    So what is rehearsed is met once and never learned by heart: 32 conversations in each of three passes, and the model
-    multiplied their kilograms right and all others wrong.
+
+def spread(plan: Plan, phase: Phase, number: int) -> list[str]:
+    """The replay of a pass (from 0) where each conversation is met in one of them.
+
+    So nothing is learned by heart: 32 conversations in each of three passes, and the model multiplied their kilograms
+    right and all others wrong.
     """
-    replay = shuffled(plan.replay, plan.seed, phase.seed, 4)
-    batches: list[list[str]] = []
-    for number in range(phase.passes):
-        share = replay[len(replay) * number // phase.passes : len(replay) * (number + 1) // phase.passes]
-        order = shuffled((*plan.demonstrations, *share), plan.seed, phase.seed, 1, number)
-        batches += [order[start : start + phase.batch_size] for start in range(0, len(order), phase.batch_size)]
-    return batches
+    replay, size = shuffled(plan.replay, plan.seed, phase.seed, 4), len(plan.replay)
+    return replay[size * number // phase.passes : size * (number + 1) // phase.passes]
+
+
+def candidates(plan: Plan, phase: Phase, number: int) -> list[str]:
+    """What of the replay is asked before a pass how much it has suffered."""
+    return shuffled(plan.replay, plan.seed, phase.seed, 5, number)[: phase.candidates]
+
+
+def sft_pass(plan: Plan, phase: Phase, number: int, replay: Sequence[str]) -> list[list[str]]:
+    """The trace ids of every step of a pass: all demonstrations and `replay`, each freshly shuffled and dealt out, so
+    that every step has its part of both and none is short. A step of two traces would move the weights as far as any.
+    """
+    steps = pass_length(plan, phase)
+    shown = shuffled(plan.demonstrations, plan.seed, phase.seed, 1, number)
+    again = shuffled(replay, plan.seed, phase.seed, 6, number)
+    return [shown[step::steps] + again[steps - 1 - step :: steps] for step in range(steps)]
 
 
 def draw(tasks: Sequence[str], size: int, seed: int, stream: int, number: int) -> list[str]:

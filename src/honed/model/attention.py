@@ -22,6 +22,8 @@ from transformers import AttentionInterface
 from honed.errors import ConfigError
 
 NAME = "honed_flat"
+TILE = 16
+"""Positions of a stretch that is always computed in one shape (see Tiles)."""
 
 
 class Bank:
@@ -117,6 +119,30 @@ class Prefill:
         return self._spans[window]
 
 
+class Tiles:
+    """Queries of fixed stretches of TILE positions, `number` counted from 0, for some rows of a bank.
+
+    Whatever is asked of a position, it is computed in one shape: TILE queries, those not asked for among them, over
+    the keys up to the stretch's end. gather [n, TILE]: the flat token of each query (any for one not asked for);
+    rows [n]; index [m]: where the answers of the queries `which` [m] (of n TILE) go.
+    """
+
+    def __init__(
+        self, bank: Bank, number: int, rows: Tensor, gather: Tensor, index: Tensor, which: Tensor, dtype: torch.dtype
+    ) -> None:
+        self.bank, self.rows, self.gather, self.index, self.which = bank, rows, gather, index, which
+        self.length = (number + 1) * TILE
+        self._dtype = dtype
+        self._masks: dict[int | None, Tensor] = {}
+
+    def mask(self, window: int | None) -> Tensor:
+        """[TILE, length], the same for every row."""
+        if window not in self._masks:
+            device = str(self.rows.device)
+            self._masks[window] = prefill_mask(TILE, self.length, 1, self._dtype, device, window)
+        return self._masks[window]
+
+
 @dataclass(frozen=True)
 class Span:
     """Keys from `first` on under an additive mask (0 or -inf), after `shared` keys that all rows have in common."""
@@ -150,6 +176,7 @@ class Flat:
     writes: list[Write] = field(default_factory=list)
     decodes: list[Decode] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
+    tiles: list[Tiles] = field(default_factory=list)
 
 
 def blank(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
@@ -255,6 +282,8 @@ def attend(
         out[decode.index] = _decode(queries[decode.gather], decode, layer, style)[decode.rows]
     for prefill in honed.prefills:
         out[prefill.start : prefill.end] = _prefill(queries[prefill.start : prefill.end], prefill, layer, style)
+    for tiles in honed.tiles:
+        out[tiles.index] = _tiles(queries[tiles.gather], tiles, layer, style)[tiles.which]
     return out.reshape(1, num_tokens, heads, dim), None
 
 
@@ -303,6 +332,21 @@ def _prefill(queries: Tensor, prefill: Prefill, layer: int, style: Style) -> Ten
         weights = _weights(by_query, style).permute(1, 2, 0, 3).reshape(kv_heads, groups * count, -1)
         out = torch.bmm(weights, values)
     return out.view(kv_heads, groups, count, dim).permute(2, 0, 1, 3)
+
+
+def _tiles(queries: Tensor, tiles: Tiles, layer: int, style: Style) -> Tensor:
+    """queries [n, TILE, kv_heads, groups, d] -> [n TILE, kv_heads, groups, d]."""
+    num_tiles, _, kv_heads, groups, dim = queries.shape
+    keys, values = (
+        part[tiles.rows, :, : tiles.length].reshape(-1, tiles.length, dim) for part in tiles.bank.layer(layer)
+    )
+    folded = queries.permute(0, 2, 3, 1, 4).reshape(num_tiles * kv_heads, groups * TILE, dim)
+    scores = _capped(torch.bmm(folded, keys.transpose(1, 2)), style)
+    scores = scores.view(num_tiles, kv_heads, groups, TILE, -1) + tiles.mask(style.window)
+    by_query = scores.permute(0, 3, 1, 2, 4).reshape(num_tiles * TILE, kv_heads, groups, -1)
+    weights = _weights(by_query, style).view(num_tiles, TILE, kv_heads, groups, -1).permute(0, 2, 3, 1, 4)
+    mixed = torch.bmm(weights.reshape(num_tiles * kv_heads, groups * TILE, -1), values)
+    return mixed.view(num_tiles, kv_heads, groups, TILE, dim).permute(0, 3, 1, 2, 4).flatten(0, 1)
 
 
 def _capped(scores: Tensor, style: Style) -> Tensor:

@@ -1,7 +1,8 @@
-"""An adapter as a folder in PEFT's layout, with a manifest that is written last and verified first. Never pickled.
+"""Trained weights as a folder with a manifest that is written last and verified first. Never pickled.
 
-adapter_config.json and adapter_model.safetensors are what PEFT and vLLM load; manifest.json holds the sha256 of each
-file and the digest of the content. A folder without a manifest is half-written and is not a checkpoint.
+An adapter has PEFT's layout (adapter_config.json, adapter_model.safetensors), a whole model Hugging Face's, so that
+PEFT, transformers and vLLM load them; manifest.json holds the sha256 of each file and the digest of the content. A
+folder without a manifest is half-written and is not a checkpoint.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,9 +39,23 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[s
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     for name, data in files.items():
         _write(folder / name, data)
-    digest = _digest(sums)
-    _write(folder / MANIFEST, json.dumps({"digest": digest, "files": sums}, indent=1).encode())
-    return digest
+    return _sealed(folder, sums)
+
+
+def write_model(folder: Path, model: Any, source: Path) -> str:
+    """Writes a whole transformers model into `folder`, with the tokenizer's files of `source`; returns its digest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    for path in sorted(source.iterdir()):
+        is_text = path.suffix in (".json", ".jinja") and not path.name.endswith(".index.json")
+        if is_text and path.name != MANIFEST and not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+    sums = {}
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return _sealed(folder, sums)
 
 
 def read_adapter(folder: Path, digest: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -47,7 +63,11 @@ def read_adapter(folder: Path, digest: str) -> tuple[dict[str, Tensor], dict[str
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    files = verify(folder, digest)
+    folder = Path(folder)
+    sums = _manifest(folder, digest)
+    if set(sums) != {CONFIG, WEIGHTS}:
+        raise CorruptData(f"{folder} holds {', '.join(sorted(sums)[:4])}, so it is no adapter.")
+    files = {name: _checked(folder / name, expected) for name, expected in sums.items()}
     try:
         return load(files[WEIGHTS]), dict(json.loads(files[CONFIG]))
     except (SafetensorError, ValueError) as error:
@@ -56,9 +76,27 @@ def read_adapter(folder: Path, digest: str) -> tuple[dict[str, Tensor], dict[str
         ) from error
 
 
-def verify(folder: Path, digest: str) -> dict[str, bytes]:
-    """The files of a whole checkpoint with this digest. Raises CorruptData otherwise."""
+def verify(folder: Path, digest: str) -> None:
+    """Raises CorruptData, naming what is wrong, unless the folder is a whole checkpoint with this digest."""
     folder = Path(folder)
+    for name, expected in _manifest(folder, digest).items():
+        try:
+            with open(folder / name, "rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise _unreadable(folder / name, error) from error
+        if found != expected:
+            raise _damaged(folder / name)
+
+
+def _sealed(folder: Path, sums: Mapping[str, str]) -> str:
+    digest = _digest(sums)
+    _write(folder / MANIFEST, json.dumps({"digest": digest, "files": dict(sums)}, indent=1).encode())
+    return digest
+
+
+def _manifest(folder: Path, digest: str) -> dict[str, str]:
+    """The sha256 of each file, once they are those of `digest`."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         sums = {str(name): str(value) for name, value in manifest["files"].items()}
@@ -66,21 +104,29 @@ def verify(folder: Path, digest: str) -> dict[str, bytes]:
         raise CorruptData(f"{folder} is no checkpoint: it has no {MANIFEST} (half-written, or deleted).") from None
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CorruptData(f"{folder / MANIFEST} can't be read: {error}.") from error
-    if set(sums) != {CONFIG, WEIGHTS} or _digest(sums) != digest:
+    if not sums or _digest(sums) != digest:
         raise CorruptData(
             f"{folder} holds another version than the one asked for (digest {_digest(sums)[:12]}, not {digest[:12]})."
         )
-    return {name: _checked(folder / name, expected) for name, expected in sums.items()}
+    return sums
 
 
 def _checked(path: Path, expected: str) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise CorruptData(f"{path} can't be read: {error}. Restore it, or release another version.") from error
+        raise _unreadable(path, error) from error
     if hashlib.sha256(data).hexdigest() != expected:
-        raise CorruptData(f"{path} does not match its digest: restore it from a copy, or release another version.")
+        raise _damaged(path)
     return data
+
+
+def _unreadable(path: Path, error: OSError) -> CorruptData:
+    return CorruptData(f"{path} can't be read: {error}. Restore it, or release another version.")
+
+
+def _damaged(path: Path) -> CorruptData:
+    return CorruptData(f"{path} does not match its digest: restore it from a copy, or release another version.")
 
 
 def _digest(sums: Mapping[str, str]) -> str:

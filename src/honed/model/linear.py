@@ -8,7 +8,7 @@ never merged: its low-rank term is added to the rows of the batch that belong to
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,6 +19,8 @@ from honed.errors import ConfigError
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 PACK_ROWS = 32  # the batch that oneDNN packs for; measured best or equal from 1 to 256 rows
+TILE_ROWS = 32
+"""Rows of every product where results may not depend on how many there are."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,13 @@ class Product(nn.Module):
     """y = x W^T + b for several Linears that read the same x, plus each lane's low-rank term.
 
     On a CPU in fp32 the weight is packed for oneDNN, which for 1 to 64 rows takes half to nine tenths of the time of a
-    plain product.
+    plain product. `tiled`: products of TILE_ROWS rows at a time, the last filled up with zeros, so that a row's result
+    is the same bits whatever the others are.
     """
 
-    def __init__(self, name: str, linears: Sequence[nn.Linear], lanes: Lanes | None) -> None:
+    def __init__(self, name: str, linears: Sequence[nn.Linear], lanes: Lanes | None, *, tiled: bool = False) -> None:
         super().__init__()
-        self.name, self.lanes = name, lanes
+        self.name, self.lanes, self.tiled = name, lanes, tiled
         self.splits = [linear.out_features for linear in linears]
         self.in_features = linears[0].in_features
         weight = torch.cat([linear.weight.detach() for linear in linears])
@@ -90,15 +93,22 @@ class Product(nn.Module):
         flat = x.reshape(-1, self.in_features)
         if not len(flat):
             return x.new_zeros(*x.shape[:-1], sum(self.splits))
-        if self.packed:
-            out = torch.ops.mkldnn._linear_pointwise(flat, self.weight, self.bias, "none", [], "")
-        else:
-            out = functional.linear(flat, self.weight, self.bias)
+        out = _in_tiles(self._product, flat) if self.tiled else self._product(flat)
         for lane in self.lanes.lanes if self.lanes else ():
             pair = lane.adapter.weights.get(self.name)
-            if pair is not None:
-                out[lane.start : lane.end].addmm_(flat[lane.start : lane.end] @ pair[0], pair[1])
+            if pair is None:
+                continue
+            rows = flat[lane.start : lane.end]
+            if self.tiled:
+                out[lane.start : lane.end] += _in_tiles(lambda x, pair=pair: (x @ pair[0]) @ pair[1], rows)
+            else:
+                out[lane.start : lane.end].addmm_(rows @ pair[0], pair[1])
         return out.view(*x.shape[:-1], -1)
+
+    def _product(self, flat: Tensor) -> Tensor:
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise(flat, self.weight, self.bias, "none", [], "")
+        return functional.linear(flat, self.weight, self.bias)
 
 
 class Part(nn.Module):
@@ -122,7 +132,7 @@ class Serving:
     parts: dict[str, tuple[str, int]]
 
 
-def serving_copy(model: nn.Module) -> Serving:
+def serving_copy(model: nn.Module, *, tiled: bool = False) -> Serving:
     """A copy of a causal LM for serving; parameters that are not Linears stay shared with `model`."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     clone = copy.deepcopy(model, shared).eval()
@@ -132,7 +142,7 @@ def serving_copy(model: nn.Module) -> Serving:
             linears = [getattr(module, name) for name in names]
             full = ".".join(filter(None, [path, "+".join(names)]))
             # the head sees only the sampled rows, so lanes cannot apply to it
-            product = Product(full, linears, None if "lm_head" in names else lanes)
+            product = Product(full, linears, None if "lm_head" in names else lanes, tiled=tiled)
             products[full] = product
             for index, name in enumerate(names):
                 setattr(module, name, Part(product, index))
@@ -172,6 +182,12 @@ def _join(product: Product, found: dict[int, tuple[Tensor, Tensor]]) -> tuple[Te
         row += down.shape[0]
     down = torch.cat([found[index][0] for index in sorted(found)]).t().to(joined).contiguous()
     return down, joined
+
+
+def _in_tiles(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """product(x) [n, out] for x [n, in], TILE_ROWS rows at a time."""
+    whole = functional.pad(x, (0, 0, 0, -len(x) % TILE_ROWS))
+    return torch.cat([product(tile) for tile in whole.split(TILE_ROWS)])[: len(x)]
 
 
 def _groups(module: nn.Module) -> list[tuple[str, ...]]:

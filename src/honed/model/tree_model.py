@@ -75,17 +75,16 @@ class TreeModel:
     ) -> Tensor:
         """Log-probability [N] of token targets[i] after row rows[i], at temperatures[i]: log_softmax(logits / T).
 
-        At most `num_chunk` rows of logits exist at a time. N may be 0.
+        At most `num_chunk` rows of logits exist at a time. N may be 0. A head that learns gets its gradient too.
         """
-        if self.head.weight.requires_grad or not isinstance(self.head, torch.nn.Linear):
-            raise Refused("the output embedding is being trained, which needs its full logits; leave lm_head out.")
+        if type(self.head) is not torch.nn.Linear:
+            raise Refused("the output head has an adapter, which is not built here; leave lm_head out of lora.targets.")
         head = (self.head.weight, self.head.bias)
-        return _Logprobs.apply(hidden[rows], *head, targets, temperatures, num_chunk, self._bend)
+        product = _LearningHead if self.head.weight.requires_grad else _FrozenHead
+        return product.apply(hidden[rows], *head, targets, temperatures, num_chunk, self._bend)
 
     def _check(self, ids: Tensor, expected: Tensor) -> None:
         name = type(self.causal).__name__
-        trained = self.head.weight.requires_grad
-        self.head.weight.requires_grad_(False)
         try:
             with torch.no_grad():
                 hidden = self.hidden(self.build([ids.numpy()]))
@@ -94,8 +93,6 @@ class TreeModel:
                 found = self.logprobs(hidden, rows, ids[1:].to(self.device), ones).cpu()
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:  # a foreign forward pass
             raise Refused(f"a {name} cannot be trained on shared prefixes: {error}.") from error
-        finally:
-            self.head.weight.requires_grad_(trained)
         apart = float((found.double() - expected).norm() / (expected - expected.mean()).norm())
         if not apart <= (1e-3 if self.dtype in (torch.float32, torch.float64) else 0.2):
             raise Refused(
@@ -135,7 +132,7 @@ class Bend(NamedTuple):
         return self.scale if self.cap is None else (1 - (logits / self.cap).square()) * self.scale
 
 
-class _Logprobs(torch.autograd.Function):
+class _FrozenHead(torch.autograd.Function):
     """log softmax(b(h W') / T)[target] per row, with its gradient by h kept instead of the logits.
 
     d/dh = ((one hot of target - softmax) b') W / T is one vector a row, so the forward pass makes it while the logits
@@ -152,8 +149,7 @@ class _Logprobs(torch.autograd.Function):
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
             inverse, wanted = temperatures[part, None].reciprocal(), targets[part, None]
-            wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-            logits = bend.apply(functional.linear(hidden[part], weight, bias).to(wide))
+            logits = bend.apply(_product(hidden[part], weight, bias))
             slope = bend.slope(logits)
             logits.mul_(inverse)
             logits -= logits.logsumexp(-1, keepdim=True)
@@ -172,3 +168,50 @@ class _Logprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (slopes,) = ctx.saved_tensors
         return grads[0][:, None].to(slopes.dtype) * slopes, None, None, None, None, None, None
+
+
+class _LearningHead(torch.autograd.Function):
+    """The same where W' and its bias learn too. Their gradient mixes rows by what comes in from above, which is known
+    only in the backward pass: there the logits are made again, a chunk at a time, instead of being kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperatures: Tensor,
+        chunk: int, bend: Bend,
+    ) -> Tensor:  # fmt: skip
+        pieces, normalisers = [], []
+        for start in range(0, len(hidden), chunk):
+            part = slice(start, start + chunk)
+            logits = bend.apply(_product(hidden[part], weight, bias)).mul_(temperatures[part, None].reciprocal())
+            normalisers.append(logits.logsumexp(-1, keepdim=True))
+            pieces.append((logits.gather(1, targets[part, None]) - normalisers[-1])[:, 0])
+        kept = torch.cat(normalisers) if normalisers else hidden.new_zeros(0, 1)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, kept)
+        ctx.chunk, ctx.bend = chunk, bend
+        return torch.cat(pieces) if pieces else hidden.new_zeros(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        hidden, weight, bias, targets, temperatures, normalisers = ctx.saved_tensors
+        dhidden, dweight = torch.empty_like(hidden), torch.zeros_like(weight)
+        dbias = None if bias is None else torch.zeros_like(bias)
+        for start in range(0, len(hidden), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            inverse = temperatures[part, None].reciprocal()
+            logits = ctx.bend.apply(_product(hidden[part], weight, bias))
+            slope = ctx.bend.slope(logits) * (inverse * grads[0][part, None]).to(logits.dtype)
+            # d/dlogits = one hot of the target - softmax
+            delta = logits.mul_(inverse).sub_(normalisers[part]).exp_().neg_()
+            delta.scatter_add_(1, targets[part, None], torch.ones_like(delta[:, :1]))
+            delta = delta.mul_(slope).to(weight.dtype)
+            dhidden[part] = delta @ weight
+            dweight.addmm_(delta.t(), hidden[part])
+            if dbias is not None:
+                dbias += delta.sum(0)
+        return dhidden, dweight, dbias, None, None, None, None
+
+
+def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """In single precision at least: the softmax of half precision would lose the small ones."""
+    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    return functional.linear(hidden, weight, bias).to(wide)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import copy
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from honed import rpc
 from honed.codec import from_json
@@ -105,7 +108,8 @@ def main(argv: Sequence[str] | None = None, maker: Maker | None = None) -> int:
 async def make(source: str, settings: LearnerSettings) -> tuple[Engine, Trainer]:
     """Loads `source` once, for an engine with packed weights of its own and a trainer, joined by a channel in memory.
 
-    Only weights that are no products (embeddings, norms) are shared between the two; neither changes them.
+    Where an adapter learns, the two share what neither changes (embeddings, norms). Where all weights learn, the engine
+    has a copy of them, and the trainer's are in single precision at least.
     """
     from honed.model.load import load, prepare
 
@@ -123,8 +127,13 @@ async def make(source: str, settings: LearnerSettings) -> tuple[Engine, Trainer]
     started = time.monotonic()
     loaded = await asyncio.to_thread(load, prepared, dtype=settings.engine.dtype, device=settings.engine.device)
     log("learner.loaded", source=source, seconds=round(time.monotonic() - started, 2))
-    channel = MemoryChannel()
-    engine = LocalEngine(loaded, settings.engine, channel)  # first: the trainer changes the model's layers
+    full = settings.train.method == "full"
+    # A whole model is taken over at once and can be handed over again from the trainer, so one is held.
+    channel = MemoryChannel(limit=1 if full else 4)
+    served = msgspec.structs.replace(loaded, model=copy.deepcopy(loaded.model)) if full else loaded
+    engine = LocalEngine(served, settings.engine, channel)  # first: the trainer changes the model's layers
+    if full and loaded.model.dtype in (torch.bfloat16, torch.float16):
+        loaded.model.float()
     trainer = LocalTrainer(loaded, settings.lora, settings.train, Path(settings.blobs), channel)
     channel.config = trainer.config
     return engine, trainer

@@ -14,8 +14,8 @@ from honed.errors import NotFound
 
 
 class MemoryChannel:
-    """A Channel in memory. `config` describes the adapters that cross it (as PEFT's adapter_config.json does), `limit`
-    is how many versions it holds: the oldest goes first."""
+    """A Channel in memory. `config` describes the adapters that cross it (as PEFT's adapter_config.json does) and is
+    empty where whole models do; `limit` is how many versions it holds: the oldest goes first."""
 
     def __init__(self, config: Mapping[str, Any] | None = None, *, limit: int = 4) -> None:
         if limit < 1:

@@ -1,8 +1,8 @@
-"""The trainer on this machine: a LoRA adapter over one frozen base model, trained in a thread of its own.
+"""The trainer on this machine: one model in memory, its adapter or all of it trained in a thread of its own.
 
 It knows three losses and nothing of algorithms; gradients of any number of passes add up until `step`. The same groups
 and the same seed give the same weights bit for bit on one machine with one number of threads. What it does not do:
-several devices, full fine-tuning, deciding what to train on.
+several devices, deciding what to train on.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from honed.errors import Refused
 from honed.log import log
@@ -26,6 +25,7 @@ from honed.protocols import Channel, Loss, Scores, Snapshot, StepResult
 from honed.train import passes, snapshots
 from honed.train.optim import Optimiser
 from honed.train.settings import TrainSettings
+from honed.train.weights import AdapterWeights, FullWeights, Weights, copies
 from honed.types import Sample
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class LocalTrainer:
 
     `blobs` is the folder that snapshots go to, `channel` the way to the rollout engine beside it. Seconds in results
     are CPU seconds of the process, so nothing else should compute in it meanwhile. `config` is the adapter's, as PEFT's
-    adapter_config.json has it.
+    adapter_config.json has it; empty where all weights are trained.
     """
 
     def __init__(
@@ -48,16 +48,14 @@ class LocalTrainer:
         channel: Channel | None = None,
     ) -> None:
         self._settings, self._blobs, self._channel = settings, Path(blobs), channel
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            self._peft = lora.attach(loaded.model, adapter)
-        self.config: dict[str, Any] = _plain(self._peft.peft_config["default"].to_dict())
-        self._peft.eval()  # dropout would differ between samples that share a prefix
-        self._model = TreeModel(self._peft.get_base_model())
+        full = settings.method == "full"
+        self._weights: Weights = FullWeights(loaded) if full else AdapterWeights(loaded, adapter, settings.seed)
+        self.config, self.kind = self._weights.config, self._weights.kind
+        self._model = TreeModel(self._weights.causal)
         if settings.checkpoint:
             self._model.checkpoint()
-        self._parameters = dict(lora.tensors(self._peft))
-        self._fresh = self._copy()
+        self._parameters = self._weights.parameters
+        self._is_fresh = True
         self._optimiser = Optimiser(self._parameters, settings)
         self._waste = ""
         self._thread = ThreadPoolExecutor(1, "trainer", initializer=_use_threads, initargs=(settings.threads,))
@@ -78,23 +76,24 @@ class LocalTrainer:
         return await self._run(lambda: passes.logprobs(self._model, samples, self._settings))
 
     async def snapshot(self, name: str) -> Snapshot:
-        """Writes the adapter (PEFT's layout) and the optimiser's state as the folder `name`; idempotent by content."""
+        """Writes the weights and the optimiser's state as the folder `name`; idempotent by content."""
         return await self._run(
-            lambda: snapshots.write(self._blobs, name, self._copy(), self._optimiser.state(), self.config)
+            lambda: snapshots.write(self._blobs, name, self._weights.write, self._optimiser.state(), self.kind)
         )
 
     async def restore(self, snapshot: Snapshot | None, *, optimiser: bool = True) -> None:
-        """Takes a snapshot's weights (None: the seeded fresh adapter) and optimiser state (False: a fresh one).
+        """Takes a snapshot's weights (None: those of the beginning) and optimiser state (False: a fresh one).
 
-        Verified before anything is touched; raises CorruptData. Accumulated gradients are dropped.
+        Verified before anything is touched; raises CorruptData, Refused for an adapter where all weights are trained
+        and the other way round. Accumulated gradients are dropped.
         """
         await self._run(lambda: self._restore(snapshot, optimiser))
 
     async def publish(self, version: str) -> None:
-        """Hands a copy of the current adapter to the channel under this version's name."""
+        """Hands a copy of the current weights to the channel under this version's name."""
         if self._channel is None:
             raise Refused(f"there is no channel to publish {version!r} through; give the trainer one.")
-        tensors = await self._run(self._copy)
+        tensors = await self._run(lambda: copies(self._parameters))
         await self._channel.publish(version, tensors)
 
     async def close(self) -> None:
@@ -123,37 +122,41 @@ class LocalTrainer:
             self._optimiser.clear()
             return StepResult(skipped=waste)
         norm, skipped = self._optimiser.step(self._settings.learning_rate if learning_rate is None else learning_rate)
+        self._is_fresh = self._is_fresh and bool(skipped)
         if skipped:
             log("train.skipped", reason=skipped)
         return StepResult(grad_norm=norm, skipped=skipped, seconds=time.process_time() - started)
 
     def _restore(self, snapshot: Snapshot | None, optimiser: bool) -> None:
-        tensors, state = self._fresh, None
+        state = None
         if snapshot is not None:
-            tensors = snapshots.read_adapter(snapshot, like=self._fresh)
+            self._refuse_another_kind(snapshot)
+            tensors = self._weights.read(snapshot)
             state = snapshots.read_optimiser(snapshot) if optimiser else None
+        else:
+            tensors = {} if self._is_fresh else self._weights.fresh()
         if state is not None:
             self._optimiser.load(state)  # refuses a foreign state before the weights change
         else:
             self._optimiser.reset()
         self._waste = ""
+        self._is_fresh = snapshot is None
         with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(tensors[name])
+            for name, tensor in tensors.items():
+                self._parameters[name].copy_(tensor)
 
-    def _copy(self) -> dict[str, Tensor]:
-        return {name: parameter.detach().cpu().clone() for name, parameter in self._parameters.items()}
+    def _refuse_another_kind(self, snapshot: Snapshot) -> None:
+        if snapshot.kind == self.kind:
+            return
+        method = self._settings.method
+        raise Refused(
+            f"{snapshot.uri} is {_KINDS[snapshot.kind]}, and train.method = {method!r} goes on from "
+            f"{_KINDS[self.kind]}: set train.method to what it was made by, or start a new line with model.source = "
+            f"{'its folder' if snapshot.kind == 'full' else 'a merged copy of it (honed versions merge)'}."
+        )
 
 
-def _plain(value: Any) -> Any:
-    """PEFT's config as JSON has it: sets sorted into lists, enumerations by their value."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return getattr(value, "value", value)
+_KINDS = {"adapter": "an adapter", "full": "a whole model"}
 
 
 def _use_threads(threads: int) -> None:

@@ -1,4 +1,4 @@
-"""AdamW over an adapter's tensors: clipped, refusing what is not finite, its state a flat dict of named tensors."""
+"""AdamW over named tensors: clipped, refusing what is not finite, its state a flat dict of named tensors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Optimiser:
         names = {f"{name}.{key}" for name in self.parameters for key in MOMENTS}
         if tensors and set(tensors) != names:
             odd = ", ".join(sorted(set(tensors) ^ names)[:3])
-            raise CorruptData(f"the optimiser state belongs to another adapter ({odd}, ...); restore without it.")
+            raise CorruptData(f"the optimiser state belongs to other weights ({odd}, ...); restore without it.")
         for name, parameter in self.parameters.items() if tensors else ():
             state = {key: tensors[f"{name}.{key}"] for key in MOMENTS}
             if any(value.shape != parameter.shape for value in state.values()):

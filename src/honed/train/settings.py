@@ -75,6 +75,9 @@ class PreferenceSettings(Settings):
 class TrainSettings(Settings):
     """Settings of a LocalTrainer. The learning rate comes with each step; the one here is for who gives none."""
 
+    method: Literal["lora", "full"] = "lora"
+    """Whether a LoRA adapter learns (see [lora]) or every weight of the model: full versions, as large as the model,
+    with twice that in optimiser state, and a learning rate that is usually a tenth to a hundredth of LoRA's."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW's rate where `step` is given none."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -82,7 +85,7 @@ class TrainSettings(Settings):
     beta2: float = Field(default=0.99, ge=0, lt=1)
     """AdamW's decay of the mean squared gradient."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW's decoupled decay of the adapter's weights."""
+    """AdamW's decoupled decay of the trained weights."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
     policy: PolicySettings = PolicySettings()

@@ -1,7 +1,7 @@
-"""A trained state as a folder: the adapter in PEFT's layout, the optimiser's state beside it, the manifest last.
+"""A trained state as a folder: the weights, the optimiser's state beside them, the manifest last.
 
 A snapshot is written in a hidden folder and renamed into place, so a half-written one has no name and can't be loaded.
-The adapter's own files and their digest are checkpoint.py's; this file adds the optimiser.
+The weights' own files and their digest are checkpoint.py's; this file adds the optimiser.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -21,16 +21,18 @@ from torch import Tensor
 from honed.errors import CorruptData, UserError
 from honed.model import checkpoint
 from honed.protocols import Snapshot
+from honed.types import VersionKind
 
 FOLDER, STATE, SUMS = "optimiser", "optimiser.safetensors", "optimiser.json"
 
 
 def write(
-    blobs: Path, name: str, tensors: dict[str, Tensor], state: dict[str, Tensor], config: dict[str, Any]
+    blobs: Path, name: str, weights: Callable[[Path], str], state: dict[str, Tensor], kind: VersionKind
 ) -> Snapshot:
-    """Writes the snapshot `name` (a relative path) under `blobs`. The same content again writes nothing.
+    """Writes the snapshot `name` (a relative path) under `blobs`. The same content again changes nothing.
 
-    `config` is PEFT's adapter_config. Raises UserError for a name that leads out of the folder.
+    `weights` writes a checkpoint into a folder and returns its digest. Raises UserError for a name that leads out of
+    the folder.
     """
     final = _place(blobs, name)
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -39,23 +41,12 @@ def write(
     staging.mkdir()
     try:
         _write_optimiser(staging / FOLDER, state)
-        digest = checkpoint.write_adapter(staging, tensors, config)
+        digest = weights(staging)
         if not _is_same(final, staging, digest):
             _put(staging, final)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return Snapshot(uri=str(final), digest=digest, optimiser=str(final / FOLDER))
-
-
-def read_adapter(snapshot: Snapshot, *, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The adapter's tensors, verified against the digest. Raises CorruptData also when they don't fit `like`."""
-    tensors, _ = checkpoint.read_adapter(Path(snapshot.uri), snapshot.digest)
-    if {name: tensor.shape for name, tensor in tensors.items()} != {name: t.shape for name, t in like.items()}:
-        raise CorruptData(
-            f"{snapshot.uri} is an adapter of other modules or another rank than this trainer's; "
-            "set [lora] to what it was made with, or start a new line."
-        )
-    return tensors
+    return Snapshot(uri=str(final), digest=digest, optimiser=str(final / FOLDER), kind=kind)
 
 
 def read_optimiser(snapshot: Snapshot) -> dict[str, Tensor] | None:
