@@ -8,6 +8,7 @@ never merged: its low-rank term is added to the rows of the batch that belong to
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -100,7 +101,7 @@ class Product(nn.Module):
                 continue
             rows = flat[lane.start : lane.end]
             if self.tiled:
-                out[lane.start : lane.end] += _in_tiles(lambda x, pair=pair: (x @ pair[0]) @ pair[1], rows)
+                out[lane.start : lane.end] += _in_tiles(functools.partial(_low_rank, *pair), rows)
             else:
                 out[lane.start : lane.end].addmm_(rows @ pair[0], pair[1])
         return out.view(*x.shape[:-1], -1)
@@ -182,6 +183,10 @@ def _join(product: Product, found: dict[int, tuple[Tensor, Tensor]]) -> tuple[Te
         row += down.shape[0]
     down = torch.cat([found[index][0] for index in sorted(found)]).t().to(joined).contiguous()
     return down, joined
+
+
+def _low_rank(down: Tensor, up: Tensor, x: Tensor) -> Tensor:
+    return (x @ down) @ up
 
 
 def _in_tiles(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
