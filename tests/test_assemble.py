@@ -232,6 +232,16 @@ def test_the_loss_decides_what_an_algorithm_needs(sections: dict, needs: set) ->
             "a ratio of whole sequences has no place",
         ),
         ({"train": {"policy": {"correction_high": 3.0}}}, r"Set grpo\.anchor = 'trainer'"),
+        ({"rollout": {"precision": "int8"}}, r"weighs each token by how far the two differ"),
+        (
+            {
+                "rollout": {"precision": "int8"},
+                "learner": {"algorithm": "distill"},
+                "distill": {"teachers": {"*": "m@1"}},
+            },
+            "which int8 blurs",
+        ),
+        ({"train": {"method": "full"}, "lora": {"rank": 8}}, r"\[lora\] does nothing with train\.method = 'full'"),
         ({"learner": {"algorithm": "dpo"}, "grpo": {"scale": "std"}}, r"\[grpo\] is read by"),
         ({"distill": {"teachers": {"*": "m@1"}}}, r"\[distill\] is read by"),
         (
@@ -243,6 +253,13 @@ def test_the_loss_decides_what_an_algorithm_needs(sections: dict, needs: set) ->
 def test_what_cannot_work_together_is_refused(sections: dict, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         check(Config.model_validate(sections))
+
+
+def test_practice_in_int8_is_corrected_for_and_asked_for() -> None:
+    config = Config.model_validate({"rollout": {"precision": "int8"}, "grpo": {"anchor": "trainer"}})
+    check(config)
+    assert config.rollout.sampling(1).precision == "int8"
+    assert Config().rollout.sampling(1).precision == ""
 
 
 def test_a_version_without_whole_files_is_not_released(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ Fidelity = Literal["tokens", "text", "redacted"]
 Finish = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 Split = Literal["train", "dev", "holdout"]
 FeedbackKind = Literal["metric", "comment", "demonstration", "correction"]
+Precision = Literal["full", "int8"]
 VersionKind = Literal["full", "adapter"]
 Decision = Literal["promote", "reject", "inconclusive", "invalid"]
 Activity = Literal["generate", "verify", "sandbox", "train", "sync", "eval", "idle"]
@@ -69,7 +70,8 @@ class Sampling(Noun, frozen=True, kw_only=True):
     `repetition_penalty` 1 changes nothing.
 
     `top_logprobs` is the number of alternatives to report per sampled token; `grammar`, in llguidance's variation of
-    Lark, is what the whole reply must match ("" = anything).
+    Lark, is what the whole reply must match ("" = anything). `precision` is that of the engine's products ("" = what
+    the engine serves at).
     """
 
     temperature: float = 1.0
@@ -83,6 +85,7 @@ class Sampling(Noun, frozen=True, kw_only=True):
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     grammar: str = ""
+    precision: Precision | Literal[""] = ""
 
     @property
     def whole(self) -> bool:

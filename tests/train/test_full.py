@@ -91,6 +91,19 @@ def test_a_learning_head_has_the_gradient_of_the_formula(bend: Bend) -> None:
         assert torch.allclose(slope, right, rtol=1e-10, atol=1e-12)
 
 
+async def test_products_in_bfloat16_leave_weights_and_gradients_in_float32(tmp_path: Path) -> None:
+    """The format of a GPU, on a CPU."""
+    found = []
+    for autocast in ("float32", "bfloat16"):
+        loaded = load(directory(tmp_path / autocast))
+        settings = SETTINGS.model_copy(update={"autocast": autocast})
+        teacher = LocalTrainer(loaded, LoraSettings(), settings, tmp_path / "blobs")
+        assert not (await teacher.forward_backward(family(), "cross_entropy")).skipped
+        assert {parameter.dtype for parameter in teacher._parameters.values()} == {torch.float32}
+        found.append(gradient(loaded.model))
+    assert 1e-4 < relative(found[1], found[0]) < 0.05
+
+
 async def test_a_snapshot_is_a_model_that_transformers_opens(tmp_path: Path) -> None:
     teacher, samples = trainer(tmp_path), family()
     before = await scored(teacher, samples)

@@ -161,6 +161,8 @@ def _check_practice(config: Config) -> None:
             f"train.policy.correction = {policy.correction!r} with grpo.anchor = 'sampler': the ratio corrects for the "
             "sampler already, and correcting twice counts its error double. Set grpo.anchor = 'trainer'."
         )
+    if config.rollout.precision == "int8" and config.learn.steps:
+        _check_int8(config)
     if algorithm == "distill" and config.learn.steps:
         _check_distillation(config)
     readers = {
@@ -177,6 +179,20 @@ def _check_practice(config: Config) -> None:
                 f"[{section}] is read by learner.algorithm = {' or '.join(map(repr, names))}, not by {algorithm!r}; "
                 "take it out."
             )
+
+
+def _check_int8(config: Config) -> None:
+    algorithm = config.learner.algorithm
+    if algorithm == "distill":
+        raise ConfigError(
+            "rollout.precision = 'int8' with learner.algorithm = 'distill': each token's push is a difference from "
+            "what the student itself thought, which int8 blurs. Leave it out."
+        )
+    if algorithm == "grpo" and config.grpo.anchor != "trainer":
+        raise ConfigError(
+            "rollout.precision = 'int8' with grpo.anchor = 'sampler': what int8 sampled would be taken for what the "
+            "policy thought. Set grpo.anchor = 'trainer', which weighs each token by how far the two differ."
+        )
 
 
 def _check_distillation(config: Config) -> None:

@@ -41,6 +41,7 @@ def build_runtime(config: Config) -> Runtime:
         train=config.train,
         lora=config.lora,
         engine=config.engine,
+        precision=config.rollout.precision,
         niceness=config.learner.niceness,
         threads=config.learner.threads,
     )

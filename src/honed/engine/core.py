@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import torch
@@ -16,7 +16,7 @@ from honed.errors import EngineError, HonedError
 from honed.log import log
 from honed.model.linear import Adapter
 from honed.protocols import Chunk, Scores
-from honed.types import Finish, Usage
+from honed.types import Finish, Precision, Usage
 
 MAX_FAILED_STEPS = 8
 """In a row: a device that is lost fails every step, and only a new process gets it back."""
@@ -31,8 +31,8 @@ class Core:
     than the sums of many.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, *, row_by_row: bool = False) -> None:
-        self.scheduler, self._runner, self._row_by_row = scheduler, runner, row_by_row
+    def __init__(self, scheduler: Scheduler, runners: Mapping[Precision, Runner], *, row_by_row: bool = False) -> None:
+        self.scheduler, self._runners, self._row_by_row = scheduler, runners, row_by_row
         self.versions: dict[str, Adapter | FullModel] = {}
         self._draining: list[tuple[Adapter | FullModel, Callable[[], None]]] = []
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
@@ -106,11 +106,12 @@ class Core:
             done()
 
     def _run(self, pieces: list[Piece]) -> tuple[list[Piece], torch.Tensor]:
-        """The pieces that sample and their logits; a pass for each whole model that is asked for."""
-        by_model: dict[FullModel | None, list[Piece]] = {}
+        """The pieces that sample and their logits; a pass for each whole model and each precision asked for."""
+        by_runner: dict[Runner, list[Piece]] = {}
         for piece in pieces:
-            by_model.setdefault(piece.sequence.model, []).append(piece)
-        ran = [(model.runner if model else self._runner).run(own) for model, own in by_model.items()]
+            runners = piece.sequence.model.runners if piece.sequence.model else self._runners
+            by_runner.setdefault(runners[piece.sequence.precision], []).append(piece)
+        ran = [runner.run(own) for runner, own in by_runner.items()]
         if len(ran) == 1:
             return ran[0]
         return [piece for sampling, _ in ran for piece in sampling], torch.cat([logits for _, logits in ran])
@@ -207,9 +208,10 @@ class Core:
     def _drain(self) -> None:
         if not self._draining:
             return
-        alive = {s.key for s in (*self.scheduler.running, *self.scheduler.waiting)}
+        alive = {s.weights for s in (*self.scheduler.running, *self.scheduler.waiting)}
         for version, done in list(self._draining):
             if version.key not in alive:
                 self._draining.remove((version, done))
-                self.scheduler.blocks.forget(version.key)
+                for precision in self._runners:
+                    self.scheduler.blocks.forget(f"{version.key}#{precision}")
                 done()

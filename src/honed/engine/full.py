@@ -12,30 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from honed.engine.runner import Runner
+from honed.engine.runner import Runner, Servings
 from honed.errors import ConfigError, CorruptData
 from honed.model import checkpoint
-from honed.model.linear import serving_copy
 from honed.model.load import Prepared, load
+from honed.types import Precision
 
 _keys = itertools.count(1)
 
 
 @dataclass(frozen=True, eq=False)
 class FullModel:
-    """A model that serves under `name`. `key` tells its cached keys and values from every other's."""
+    """A model that serves under `name`, in each precision; `key` tells its cached keys and values from all others."""
 
     name: str
     digest: str
     key: str
-    runner: Runner
+    runners: dict[Precision, Runner]
 
 
 class FullModels:
-    """Makes them, for the shapes of `model`, of which it keeps no weights."""
+    """Makes them, for the shapes of `model`, of which it keeps no weights.
 
-    def __init__(self, model: nn.Module, config: Any, dtype: torch.dtype, device: str, *, tiled: bool = False) -> None:
-        self._config, self._dtype, self._device, self._tiled = config, dtype, device, tiled
+    `servings` says how each precision's copy for serving is made.
+    """
+
+    def __init__(self, model: nn.Module, servings: Servings, dtype: torch.dtype, device: str) -> None:
+        self._servings, self._dtype, self._device = servings, dtype, device
         bare: dict[int, Any] = {id(parameter): _bare(parameter) for parameter in model.parameters()}
         self._skeleton = copy.deepcopy(model, bare)
 
@@ -48,7 +51,7 @@ class FullModels:
             for path, parameter in self._skeleton.named_parameters()
         }
         model = copy.deepcopy(self._skeleton, whole)
-        return FullModel(name, digest, f"{name}#full{next(_keys)}", self._runner(model))
+        return FullModel(name, digest, f"{name}#full{next(_keys)}", self._servings.runners(model))
 
     def of_folder(self, name: str, digest: str, folder: Path) -> FullModel:
         """A model from a checkpoint in Hugging Face's layout, verified first. Raises CorruptData and ConfigError."""
@@ -56,10 +59,6 @@ class FullModels:
         prepared = Prepared(directory=folder, digest=digest, source=str(folder))
         model = load(prepared, dtype=str(self._dtype).removeprefix("torch."), device=self._device).model
         return self.of_tensors(name, digest, dict(model.named_parameters()))
-
-    def _runner(self, model: nn.Module) -> Runner:
-        serving = serving_copy(model, tiled=self._tiled)
-        return Runner(serving, self._config, self._dtype, self._device, tiled=self._tiled)
 
     def _check(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         wanted = {path: parameter.shape for path, parameter in self._skeleton.named_parameters()}

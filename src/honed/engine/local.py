@@ -1,7 +1,7 @@
 """The local engine: continuous batching of a dense causal decoder on this machine, as an asyncio Engine.
 
 One thread (thread.py) owns the model, the cache and the scheduler; the event loop posts commands and gets chunks back.
-Left out: speculation, quantised weights, packed experts, adapters over other models than the first; GPUs are better
+Left out: speculation, packed experts, adapters over other models than the first; GPUs are better
 served by vLLM.
 """
 
@@ -23,15 +23,15 @@ from honed.engine.cache import Blocks, Rows, Shape
 from honed.engine.core import Core
 from honed.engine.full import FullModel, FullModels
 from honed.engine.grammar import Grammars
-from honed.engine.runner import Runner
+from honed.engine.runner import Servings
 from honed.engine.scheduler import Scheduler, Sequence
 from honed.engine.settings import EngineSettings
 from honed.engine.thread import CoreThread
 from honed.errors import BadRequest, ConfigError, NotFound, Refused
-from honed.model import attention, checkpoint
-from honed.model.linear import Adapter, serving_copy
+from honed.model import attention, checkpoint, int8
+from honed.model.linear import Adapter
 from honed.protocols import Chunk, EngineStatus, Request, Scores
-from honed.types import Sampling, Version
+from honed.types import Precision, Sampling, Version
 
 MEMORY = "memory:"
 
@@ -50,12 +50,17 @@ class LocalEngine:
     """Implements protocols.Engine over `loaded` (model, config, digest), whose model is left as it was. Raises
     ConfigError, naming it, for a model that the flat layout would compute wrongly.
 
-    A version that is not loaded but held by `channel` is taken from there by its name. Make it and use it in one event
-    loop; `close` ends its thread.
+    A version that is not loaded but held by `channel` is taken from there by its name. `precisions` are held ready
+    beside the settings' own, for requests that ask for them. Make it and use it in one event loop; `close` ends its
+    thread.
     """
 
     def __init__(
-        self, loaded: Any, settings: EngineSettings | None = None, channel: WeightChannel | None = None
+        self,
+        loaded: Any,
+        settings: EngineSettings | None = None,
+        channel: WeightChannel | None = None,
+        precisions: tuple[Precision, ...] = (),
     ) -> None:
         settings = settings or EngineSettings()
         attention.refuse_unsupported(loaded.config)
@@ -70,8 +75,13 @@ class LocalEngine:
             raise ConfigError(
                 "engine.deterministic: experts get rows by the batch, in no fixed shape. Set it to false."
             )
-        self._serving = serving_copy(loaded.model, tiled=tiled)
-        self._full = FullModels(loaded.model, loaded.config, parameter.dtype, device, tiled=tiled)
+        self._default: Precision = settings.precision
+        precisions = tuple(dict.fromkeys([settings.precision, *precisions]))
+        largest = int8.calibrate(loaded.model, loaded.directory) if "int8" in precisions else None
+        servings = Servings(precisions, loaded.config, parameter.dtype, device, tiled, largest)
+        copies = servings.copies(loaded.model)
+        self._serving = copies[settings.precision]  # adapters are laid out alike for all of them
+        self._full = FullModels(loaded.model, servings, parameter.dtype, device)
         self._grammars = Grammars(loaded.directory, self._vocabulary)
         shape = Shape.of(loaded.config, parameter.dtype, device)
         sizes = memory.fit(settings, shape, self.context)
@@ -83,9 +93,10 @@ class LocalEngine:
             prefill_chunk=settings.prefill_chunk,
             prefix=settings.prefix,
         )
-        runner = Runner(self._serving, loaded.config, parameter.dtype, device, tiled=tiled)
-        selfcheck.check(loaded.model, runner, shape)
-        self._core = Core(scheduler, runner, row_by_row=tiled)
+        self._runners = {precision: servings.runner(copy) for precision, copy in copies.items()}
+        for precision, runner in self._runners.items():
+            selfcheck.check(loaded.model, runner, shape, precision)
+        self._core = Core(scheduler, self._runners, row_by_row=tiled)
         self._order = count()
         self._loading = asyncio.Lock()
         self._thread = CoreThread(self._core, settings.threads or os.cpu_count() or 1)
@@ -94,6 +105,9 @@ class LocalEngine:
         """Streams what is sampled. Leaving the loop early cancels the request."""
         sampler.check(request.sampling)
         self._check_ids(request.ids, request.sampling.max_tokens)
+        precision = request.sampling.precision or self._default
+        if precision not in self._runners:
+            raise BadRequest(f"this engine holds no weights in {precision}.", param="precision")
         await self._ensure(request.version)
         constraint = None
         if request.sampling.grammar:  # a large schema takes a second: not on the event loop
@@ -109,6 +123,7 @@ class LocalEngine:
             order=(request.priority, next(self._order)),
             seed=secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed,
             constraint=constraint,
+            precision=precision,
         )
         self._thread.post(functools.partial(self._start, sequence), sink)
         ended = False
@@ -143,6 +158,7 @@ class LocalEngine:
             sink=sink,
             order=(0, next(self._order)),
             scores=[],
+            precision=self._default,
         )
         self._thread.post(functools.partial(self._start, sequence), sink)
         found: Scores = await _answer(items)

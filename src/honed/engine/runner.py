@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from honed.engine import sampler
 from honed.engine.cache import BLOCK
 from honed.engine.scheduler import Piece
 from honed.model import attention
 from honed.model.attention import TILE, Bank, Decode, Flat, Prefill, Tiles, Write
-from honed.model.linear import Lane, Serving
+from honed.model.linear import Lane, Serving, serving_copy
+from honed.types import Precision
 
 
 class Runner:
@@ -136,6 +139,33 @@ class Runner:
 
     def _ints(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)
+
+
+@dataclass(frozen=True)
+class Servings:
+    """How a model is laid out for serving: in which precisions, in tiles or not. `largest`: see int8.calibrate."""
+
+    precisions: tuple[Precision, ...]
+    config: Any
+    dtype: torch.dtype
+    device: str
+    tiled: bool
+    largest: Mapping[str, Tensor] | None
+
+    def copies(self, model: nn.Module) -> dict[Precision, Serving]:
+        """A copy of the model for each precision."""
+        return {
+            precision: serving_copy(model, tiled=self.tiled, largest=self.largest if precision == "int8" else None)
+            for precision in self.precisions
+        }
+
+    def runners(self, model: nn.Module) -> dict[Precision, Runner]:
+        """What runs them."""
+        return {precision: self.runner(copy) for precision, copy in self.copies(model).items()}
+
+    def runner(self, serving: Serving) -> Runner:
+        """What runs one of them."""
+        return Runner(serving, self.config, self.dtype, self.device, tiled=self.tiled)
 
 
 def _wanted(piece: Piece, start: int) -> range:

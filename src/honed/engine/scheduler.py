@@ -14,7 +14,7 @@ from honed.engine.cache import BLOCK, Blocks, Rows
 from honed.engine.grammar import Constraint
 from honed.model.attention import Bank
 from honed.model.linear import Adapter
-from honed.types import Sampling
+from honed.types import Precision, Sampling
 
 if TYPE_CHECKING:  # which runs what is planned here
     from honed.engine.full import FullModel
@@ -38,6 +38,7 @@ class Sequence:
     seed: int = 0
     adapter: Adapter | None = None
     model: FullModel | None = None
+    precision: Precision = "full"
     constraint: Constraint | None = None
     scores: list[float] | None = None
     num_prompt: int = 0
@@ -56,10 +57,15 @@ class Sequence:
         return self.num_prompt + (0 if self.scores is not None else self.sampling.max_tokens)
 
     @property
+    def weights(self) -> str:
+        """The identity of its adapter or whole model, "" for the base."""
+        found = self.adapter or self.model
+        return found.key if found else ""
+
+    @property
     def key(self) -> str:
-        """What its cached blocks are kept under: the identity of the adapter or the whole model, "" for the base."""
-        weights = self.adapter or self.model
-        return weights.key if weights else ""
+        """What its cached blocks are kept under: its weights and the precision of their products."""
+        return f"{self.weights}#{self.precision}"
 
     @property
     def num_output(self) -> int:

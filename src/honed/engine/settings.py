@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from honed.config import Settings
+from honed.types import Precision
 
 
 class EngineSettings(Settings):
@@ -29,6 +30,8 @@ class EngineSettings(Settings):
     """Where the model runs: "cpu", "cuda", ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of the weights; auto = float32 on a CPU, bfloat16 elsewhere."""
+    precision: Precision = "full"
+    """Products in `dtype`, or in int8 on a CPU: weights a channel, activations a token, large channels kept in full."""
     deterministic: bool = False
     """Whether a request's tokens and log-probabilities are the same bits whatever runs beside it, however its prompt
     was read, and when they are asked for again: products and attention in tiles of a fixed size, at the price of speed.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from honed.errors import ConfigError
+from honed.model.int8 import Quantised
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 PACK_ROWS = 32  # the batch that oneDNN packs for; measured best or equal from 1 to 256 rows
@@ -63,18 +64,29 @@ class Product(nn.Module):
 
     On a CPU in fp32 the weight is packed for oneDNN, which for 1 to 64 rows takes half to nine tenths of the time of a
     plain product. `tiled`: products of TILE_ROWS rows at a time, the last filled up with zeros, so that a row's result
-    is the same bits whatever the others are.
+    is the same bits whatever the others are. `largest` [in]: the products are made in int8, except for the input
+    channels that it says are large (int8.py); the low-rank terms stay as they are, so an adapter is never quantised.
     """
 
-    def __init__(self, name: str, linears: Sequence[nn.Linear], lanes: Lanes | None, *, tiled: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        linears: Sequence[nn.Linear],
+        lanes: Lanes | None,
+        *,
+        tiled: bool = False,
+        largest: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.name, self.lanes, self.tiled = name, lanes, tiled
         self.splits = [linear.out_features for linear in linears]
         self.in_features = linears[0].in_features
         weight = torch.cat([linear.weight.detach() for linear in linears])
         self.bias = _joined_bias(linears, weight)
+        self.quantised = None if largest is None else Quantised(weight, largest)
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.float32 and _has_packing()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS) if self.packed else weight
+        if self.quantised is None:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS) if self.packed else weight
         self.like = weight.new_empty(0)  # the packed weight does not say its type and place
         self._input: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
@@ -107,6 +119,9 @@ class Product(nn.Module):
         return out.view(*x.shape[:-1], -1)
 
     def _product(self, flat: Tensor) -> Tensor:
+        if self.quantised is not None:
+            out = self.quantised.product(flat)
+            return out if self.bias is None else out.add_(self.bias)
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(flat, self.weight, self.bias, "none", [], "")
         return functional.linear(flat, self.weight, self.bias)
@@ -133,8 +148,11 @@ class Serving:
     parts: dict[str, tuple[str, int]]
 
 
-def serving_copy(model: nn.Module, *, tiled: bool = False) -> Serving:
-    """A copy of a causal LM for serving; parameters that are not Linears stay shared with `model`."""
+def serving_copy(model: nn.Module, *, tiled: bool = False, largest: Mapping[str, Tensor] | None = None) -> Serving:
+    """A copy of a causal LM for serving; parameters that are not Linears stay shared with `model`.
+
+    `largest` by path of each Linear: products in int8 (see Product).
+    """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     clone = copy.deepcopy(model, shared).eval()
     lanes, products, parts = Lanes(), {}, {}
@@ -143,7 +161,8 @@ def serving_copy(model: nn.Module, *, tiled: bool = False) -> Serving:
             linears = [getattr(module, name) for name in names]
             full = ".".join(filter(None, [path, "+".join(names)]))
             # the head sees only the sampled rows, so lanes cannot apply to it
-            product = Product(full, linears, None if "lm_head" in names else lanes, tiled=tiled)
+            found = None if largest is None else largest[".".join(filter(None, [path, names[0]]))]
+            product = Product(full, linears, None if "lm_head" in names else lanes, tiled=tiled, largest=found)
             products[full] = product
             for index, name in enumerate(names):
                 setattr(module, name, Part(product, index))

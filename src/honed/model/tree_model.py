@@ -41,6 +41,8 @@ class TreeModel:
         self.vocabulary = self.head.out_features
         self.device = str(next(causal.parameters()).device)
         self.dtype: torch.dtype = next(causal.parameters()).dtype
+        self.autocast: torch.dtype | None = None
+        """The number format of the layers' products, where it is not that of the weights."""
         self._bend, self._limit = Bend.of(causal.config), attention.position_limit(causal.config)
         self._check(ids, expected)
 
@@ -67,8 +69,12 @@ class TreeModel:
 
     def hidden(self, tree: Tree) -> Tensor:
         """The last hidden states [T, hidden], after the final norm."""
-        output = self.body(input_ids=tree.tokens[None], position_ids=tree.positions[None], tree=tree, use_cache=False)
-        return output.last_hidden_state[0]
+        device = self.device.partition(":")[0]
+        with torch.autocast(device, self.autocast, enabled=self.autocast is not None):
+            output = self.body(
+                input_ids=tree.tokens[None], position_ids=tree.positions[None], tree=tree, use_cache=False
+            )
+        return output.last_hidden_state[0].to(self.dtype)
 
     def logprobs(
         self, hidden: Tensor, rows: Tensor, targets: Tensor, temperatures: Tensor, num_chunk: int = 256

@@ -131,7 +131,8 @@ async def make(source: str, settings: LearnerSettings) -> tuple[Engine, Trainer]
     # A whole model is taken over at once and can be handed over again from the trainer, so one is held.
     channel = MemoryChannel(limit=1 if full else 4)
     served = msgspec.structs.replace(loaded, model=copy.deepcopy(loaded.model)) if full else loaded
-    engine = LocalEngine(served, settings.engine, channel)  # first: the trainer changes the model's layers
+    extra = (settings.precision,) if settings.precision else ()
+    engine = LocalEngine(served, settings.engine, channel, extra)  # first: the trainer changes the model's layers
     if full and loaded.model.dtype in (torch.bfloat16, torch.float16):
         loaded.model.float()
     trainer = LocalTrainer(loaded, settings.lora, settings.train, Path(settings.blobs), channel)

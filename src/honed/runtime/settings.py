@@ -8,6 +8,7 @@ from honed.config import Settings
 from honed.engine.settings import EngineSettings
 from honed.model.lora import LoraSettings
 from honed.train.settings import TrainSettings
+from honed.types import Precision
 
 
 class LearnerSettings(Settings):
@@ -21,6 +22,8 @@ class LearnerSettings(Settings):
     """The adapter that is trained."""
     engine: EngineSettings = EngineSettings()
     """The rollout engine. Its device and number format are the trainer's too."""
+    precision: Precision | None = None
+    """What practice's attempts ask the engine for, beside what it serves at."""
     niceness: int = Field(default=5, ge=0, le=19)
     """How far below serving the child's priority is."""
     threads: int = Field(default=0, ge=0)

@@ -54,6 +54,9 @@ class LocalTrainer:
         self._model = TreeModel(self._weights.causal)
         if settings.checkpoint:
             self._model.checkpoint()
+        on_gpu = not self._model.device.startswith("cpu")
+        if full and (settings.autocast == "bfloat16" or (settings.autocast == "auto" and on_gpu)):
+            self._model.autocast = torch.bfloat16
         self._parameters = self._weights.parameters
         self._is_fresh = True
         self._optimiser = Optimiser(self._parameters, settings)

@@ -78,6 +78,9 @@ class TrainSettings(Settings):
     method: Literal["lora", "full"] = "lora"
     """Whether a LoRA adapter learns (see [lora]) or every weight of the model: full versions, as large as the model,
     with twice that in optimiser state, and a learning rate that is usually a tenth to a hundredth of LoRA's."""
+    autocast: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the layers' products where every weight learns (weights and optimiser are in float32); auto =
+    bfloat16 on a GPU, float32 on a CPU."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW's rate where `step` is given none."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
