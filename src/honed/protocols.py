@@ -133,7 +133,8 @@ class Call(Noun, frozen=True, kw_only=True):
 
     `line` is the model's public name; `version` pins one (None: the one that serves). `parent` is the Turn that the
     messages extend where the caller knows it. A reply without a `form` is free. With `fit`, sampling.max_tokens is a
-    wish: it is lowered to what the prompt leaves of the context.
+    wish: it is lowered to what the prompt leaves of the context. `scored`: the first Delta says how likely the prompt
+    is.
     """
 
     id: str
@@ -144,6 +145,7 @@ class Call(Noun, frozen=True, kw_only=True):
     form: Form | None = None
     sampling: Sampling
     fit: bool = False
+    scored: bool = False
     line: str = ""
     version: str | None = None
     tenant: str = ""
@@ -157,7 +159,8 @@ class Delta(Noun, frozen=True, kw_only=True):
     """A piece of a reply as a person sees it: `text` that is safe to show (no half stop string, no half tool call) and
     the tokens that came with it. `raw_logprobs` are the model's own, as those of the alternatives in `top` are; what
     they became under temperature and filters is in the Turn. `trace` is the conversation's id; the last Delta carries
-    the finished `turn` and the number of tool calls in it that could not be read (`malformed`)."""
+    the finished `turn` and the number of tool calls in it that could not be read (`malformed`). `prompt`: each token
+    that was read with its log-probability, where that was asked for; the first token has none."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
@@ -166,6 +169,7 @@ class Delta(Noun, frozen=True, kw_only=True):
     trace: str = ""
     turn: Turn | None = None
     malformed: int = 0
+    prompt: tuple[tuple[int, float | None], ...] = ()
 
 
 class Model(Protocol):

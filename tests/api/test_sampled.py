@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from engine.tiny import tiny
+from engine.tiny import reference_logprobs, tiny
 
 from api.served import LINE, serving
 from honed.engine.local import LocalEngine
@@ -63,3 +63,28 @@ def test_a_seed_gives_the_same_answer_again_and_another_seed_another(client: ope
     assert len(first[1]) > 4
     assert first == again
     assert first != other
+
+
+def test_the_prompts_own_log_probabilities_are_those_of_the_model(client: openai.OpenAI) -> None:
+    reply: Any = client.chat.completions.create(
+        model=LINE, messages=ASK, max_tokens=2, temperature=0.0, extra_body={"prompt_logprobs": 0}
+    )
+    rows = reply.prompt_logprobs
+    assert len(rows) == reply.usage.prompt_tokens
+    assert rows[0] is None
+    ids = [int(id) for row in rows[1:] for id in row]
+    model = tiny(vocab_size=258).model
+    text = "".join(entry["decoded_token"] for row in rows[1:] for entry in row.values())
+    assert "hello" in text
+    first = next(id for id in range(258) if _fits(model, [id, *ids], rows))
+    assert _fits(model, [first, *ids], rows)
+    plain: Any = client.chat.completions.create(model=LINE, messages=ASK, max_tokens=2, temperature=0.0)
+    assert getattr(plain, "prompt_logprobs", None) is None
+    assert plain.choices[0].message.content == reply.choices[0].message.content
+
+
+def _fits(model: Any, ids: list[int], rows: list[Any]) -> bool:
+    """Whether transformers gives these ids the log-probabilities of the rows."""
+    expected = reference_logprobs(model, ids)
+    given = [next(iter(row.values()))["logprob"] for row in rows[1:]]
+    return given == pytest.approx([float(expected[at, id]) for at, id in enumerate(ids[1:])], abs=1e-3)

@@ -136,6 +136,7 @@ class _Reply:
         self._created = int(time.time())
         self._turn, self.malformed = first.turn, first.malformed
         self._tokens: list[dict[str, Any]] = self._entries(first)
+        self._prompt = first.prompt
         self.headers = {"x-honed-version": call.version or "", "x-honed-turn": call.id, "x-honed-trace": first.trace}
 
     @property
@@ -168,7 +169,8 @@ class _Reply:
         choice = {"index": 0, "message": message, "finish_reason": _finish(turn), "logprobs": None}
         if self._logprobs:
             choice["logprobs"] = {"content": self._tokens, "refusal": None}
-        return {**self.head("chat.completion"), "choices": [choice], "usage": _usage(turn)}
+        whole = {**self.head("chat.completion"), "choices": [choice], "usage": _usage(turn)}
+        return {**whole, "prompt_logprobs": self._scores()} if self._prompt else whole
 
     def event(self, piece: dict[str, Any], delta: Delta | None = None, finish: str | None = None) -> bytes:
         """A chat.completion.chunk as an event."""
@@ -186,6 +188,21 @@ class _Reply:
             top = delta.top[index] if index < len(delta.top) else ()
             rows.append({**self._token(id, logprob), "top_logprobs": [self._token(*other) for other in top]})
         return rows
+
+    def _scores(self) -> list[dict[str, Any] | None]:
+        """The prompt's tokens in vLLM's shape: one entry a token, by its id; nothing precedes the first."""
+        return [
+            None
+            if logprob is None
+            else {
+                str(id): {
+                    "logprob": max(logprob, -9999.0),
+                    "rank": None,
+                    "decoded_token": self._decode((id,)) if self._decode is not None else None,
+                }
+            }
+            for id, logprob in self._prompt
+        ]
 
     def _token(self, id: int, logprob: float) -> dict[str, Any]:
         """A token that is no whole text by itself (a piece of a character) is named by its id."""

@@ -29,6 +29,7 @@ KNOWN = frozenset(
         "seed",
         "logprobs",
         "top_logprobs",
+        "prompt_logprobs",
         "n",
         "metadata",
         "user",
@@ -67,6 +68,7 @@ def read_call(body: dict[str, Any], id: str, *, default_max_tokens: int) -> Call
         form=read_form(body, tools, several=flag(body, "parallel_tool_calls", default=True)),
         sampling=_sampling(body, default_max_tokens),
         fit=all(body.get(name) is None for name in LIMITS),
+        scored=_scored(body),
         line=line,
         version=model if pinned else None,
         tags=_tags(body),
@@ -200,6 +202,19 @@ def _sampling(body: dict[str, Any], default_max_tokens: int) -> Sampling:
         seed=seed,
         top_logprobs=top,
     )
+
+
+def _scored(body: dict[str, Any]) -> bool:
+    """Whether the prompt's own log-probabilities are asked for (prompt_logprobs = 0, as vLLM has it)."""
+    if body.get("prompt_logprobs") is None:
+        return False
+    if body["prompt_logprobs"] != 0 or isinstance(body["prompt_logprobs"], bool):
+        raise BadRequest(
+            "'prompt_logprobs' must be 0: the prompt's own tokens, without alternatives.", param="prompt_logprobs"
+        )
+    if flag(body, "stream"):
+        raise BadRequest("'prompt_logprobs' come with a whole reply, not with a stream.", param="prompt_logprobs")
+    return True
 
 
 def _temperature(value: float) -> float:

@@ -101,6 +101,10 @@ class TokenModel:
         if call.fit:
             call = msgspec.structs.replace(call, sampling=await self._fitted(call.sampling, len(opening.ids)))
         answer = _Answer(opening.trace, self._renderer.reply_stream(_offered(call), call.sampling.stop))
+        if call.scored:
+            scores = await self._engine.logprobs(opening.ids, version)
+            answer.seconds = scores.seconds
+            yield Delta(prompt=tuple(zip(opening.ids, (None, *scores.values), strict=True)), trace=opening.trace)
         try:
             async with contextlib.aclosing(self._sample(call, version, opening, answer)) as deltas:
                 async for delta in deltas:
@@ -226,6 +230,7 @@ class _Answer:
         self.spans: list[Span] = []
         self.usage: Usage | None = None
         self.finish: Finish = "stop"
+        self.seconds = 0.0  # spent before the first token
         self.is_cancelled = False
         self._shown = 0
 
@@ -239,6 +244,8 @@ class _Answer:
         count, text = self._read(chunk.ids)
         if chunk.finish is not None:
             self.finish, self.usage = chunk.finish, chunk.usage
+            if self.usage is not None and self.seconds:
+                self.usage = msgspec.structs.replace(self.usage, seconds=self.usage.seconds + self.seconds)
         if self.stopped:
             self.finish = "stop"
         if not count:
