@@ -10,6 +10,8 @@ from typing import Any
 import answer
 import msgspec
 import numpy as np
+import rewards
+from tokenizers import Tokenizer
 
 import honed
 from honed.algo.grpo import Grpo, GrpoSettings
@@ -23,11 +25,6 @@ from honed.train.settings import TrainSettings
 from honed.types import Group, Message, Sample, Sampling, Score, Span, Trace, Turn
 
 OPTIONS = answer.options()
-
-
-def reward(ids: tuple[int, ...]) -> float:
-    """The share of even ids: something that any policy can learn and that costs nothing to judge."""
-    return sum(id % 2 == 0 for id in ids) / max(1, len(ids))
 
 
 class Learner:
@@ -48,10 +45,15 @@ class Learner:
         self.engine, self.trainer = self.loop.run_until_complete(learner.make(OPTIONS["model"], settings))
         anchor = "trainer" if OPTIONS.get("precision") == "int8" else "sampler"
         self.grpo, self.steps = Grpo(GrpoSettings(anchor=anchor)), 0
+        self.tokenizer = Tokenizer.from_file(f"{OPTIONS['model']}/tokenizer.json")
 
-    async def attempt(self, ids: list[int], number: int, new: int, version: str) -> Trace:
+    async def attempt(self, asked: dict[str, Any], prompt: int, number: int, version: str) -> Trace:
         """One attempt at one prompt."""
-        sampling = Sampling(temperature=1.0, max_tokens=new, seed=number, precision=OPTIONS.get("precision") or "")
+        ids, cases = asked["prompts"][prompt], asked.get("cases")
+        sampling = Sampling(
+            temperature=1.0, max_tokens=asked["new"], precision=OPTIONS.get("precision") or "",
+            stop_ids=tuple(asked.get("stop", ())), seed=1_000_003 * asked.get("seed", 0) + 1009 * self.steps + number,
+        )  # fmt: skip
         output: list[int] = []
         logprobs: list[float] = []
         request = Request(id=f"r{self.steps}-{number}", ids=tuple(ids), sampling=sampling, version=version)
@@ -63,40 +65,43 @@ class Learner:
             output=tuple(output), logprobs=tuple(logprobs), sampling=sampling, model="bench",
             versions=(Span(version=version, count=len(output)),), finish="length", at=1.0,
         )  # fmt: skip
-        score = Score(value=reward(turn.output))
+        said = self.tokenizer.decode(output, skip_special_tokens=False)
+        score = Score(value=rewards.right_call(cases[prompt], said) if cases else rewards.even(turn.output))
         return Trace(id=request.id, origin="rollout", line="bench", turns=(turn,), score=score, at=1.0)
 
-    async def grpo_step(self, prompts: list[list[int]], size: int, new: int) -> dict[str, Any]:
+    async def grpo_step(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Sample, compute advantages, update, hand the weights over."""
         began, version = time.perf_counter(), f"bench@0.{self.steps}" if self.steps else ""
+        count, size = len(asked["prompts"]), asked["size"]
         traces = await asyncio.gather(
-            *[self.attempt(ids, n * size + k, new, version) for n, ids in enumerate(prompts) for k in range(size)]
+            *[self.attempt(asked, n, n * size + k, version) for n in range(count) for k in range(size)]
         )
         sampled = time.perf_counter()
         groups = [
-            Group(id=f"g{n}", task=f"t{n}", traces=tuple(traces[n * size : (n + 1) * size]))
-            for n in range(len(prompts))
+            Group(id=f"g{n}", task=f"t{n}", traces=tuple(traces[n * size : (n + 1) * size])) for n in range(count)
         ]
         samples: list[Sample] = self.grpo(groups)
         if "old_logprobs" in self.grpo.needs:
             old = [np.asarray(scores.values, np.float32) for scores in await self.trainer.logprobs(samples)]
             samples = [msgspec.structs.replace(s, old_logprobs=lp) for s, lp in zip(samples, old, strict=True)]
         result = await self.trainer.forward_backward(samples, "policy_gradient")
-        await self.trainer.step(1e-5)
+        await self.trainer.step(asked.get("rate", 1e-5))
         await self.trainer.publish(f"bench@0.{self.steps + 1}")
         if self.steps:
             await self.engine.unload(version)
         self.steps += 1
         done = time.perf_counter()
         mismatch = result.metrics.get("mismatch_k3")
+        scores = [trace.score.value for trace in traces if trace.score is not None]
         return {
             "seconds": done - began,
             "sampling_s": sampled - began,
             "mismatch_k3": mismatch,
             "skipped": result.skipped,
+            "reward": float(np.mean(scores)),
         }
 
-    async def train(self, rows: list[Any], loss: str) -> dict[str, Any]:
+    async def train(self, rows: list[Any], loss: str, rate: float) -> dict[str, Any]:
         """One update on given sequences: (ids, number of prompt tokens); `loss` is SFT's or the policy gradient's."""
         began = time.perf_counter()
         samples = from_ids([(ids, [False] * start + [True] * (len(ids) - start)) for ids, start in rows])
@@ -110,7 +115,7 @@ class Learner:
                 for number, sample in enumerate(samples)
             ]
         result = await self.trainer.forward_backward(samples, loss)
-        await self.trainer.step(1e-5)
+        await self.trainer.step(rate)
         seconds = time.perf_counter() - began
         return {
             "seconds": seconds,
@@ -121,10 +126,13 @@ class Learner:
 
     def job(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What is asked."""
+        if "save" in asked:
+            snapshot = self.loop.run_until_complete(self.trainer.snapshot(asked["save"]))
+            return {"folder": snapshot.uri, "digest": snapshot.digest}
         if "prompts" in asked:
-            work = self.grpo_step(asked["prompts"], asked["size"], asked["new"])
+            work = self.grpo_step(asked)
         else:
-            work = self.train(asked["rows"], asked["loss"])
+            work = self.train(asked["rows"], asked["loss"], asked.get("rate", 1e-5))
         found = self.loop.run_until_complete(work)
         return {key: round(value, 4) if isinstance(value, float) else value for key, value in found.items()}
 

@@ -1,0 +1,175 @@
+"""What a step of GRPO teaches: honed, in fp32 and with int8 rollouts, against TRL, on the support agent.
+
+All start from the same model (taught by demonstrations from before the tools changed), see the same tasks in the same
+order, take the same number of attempts and updates at the same rate, and are judged by the same engine on 64 held-out
+requests after every second step. Sampling draws its own dice on each side, so each is run with several seeds;
+`difference_low` and `difference_high` bound the mean of honed's gain minus TRL's, paired by seed, with 95 % (Student's
+t). Hours on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import arena
+
+from honed.model.load import prepare
+from honed.model.merge import merge
+from honed.text import load_renderer
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SOURCES = f"{Path(__file__).parent.parent / 'src'}:{EXAMPLES}"
+TRL = ("torch==2.13.0", "trl==1.16.0 peft", "datasets", "msgspec numpy")
+STEPS, PER_STEP, SIZE, NEW, EVERY, RATE = 8, 6, 8, 48, 2, 5e-5
+T_95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 1: 12.706}
+"""Student's t, two-sided 95 %, by degrees of freedom."""
+
+
+def first_calls(
+    renderer: Any, seeds: range, era: str, changed: bool, count: int
+) -> list[tuple[list[int], int, list[int]]]:
+    """Of the first cases of a range: the prompt's ids, the case's seed, and the ids of the right first reply."""
+    from support import world
+
+    found = []
+    for seed in seeds:
+        case = world.case(seed, era)
+        if changed and case.kind not in world.CHANGED:
+            continue
+        ids = renderer.start(world.prompt(case), world.tools(era))
+        found.append((ids, seed, renderer.encode_reply(world.gold(case)[0])))
+        if len(found) == count:
+            break
+    return found
+
+
+def starting_model(base: Path, threads: int) -> Path:
+    """The model that all begin with: taught the tools as they were, by demonstrations of the first call."""
+    folder = arena.ENVIRONMENTS / "learning-start"
+    if (folder / "manifest.json").is_file():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    renderer = load_renderer(base, None)
+    lessons = first_calls(renderer, range(7_000_000, 7_100_000), "before", False, 64)
+    options = {"model": str(base), "threads": threads, "method": "lora"}
+    teacher = arena.Contender("teacher", "honed_learner.py", options=options, env={"PYTHONPATH": SOURCES})
+    try:
+        teacher.start()
+        for step in range(24):
+            rows = [[ids + reply, len(ids)] for ids, _, reply in lessons[step % 8 * 8 : step % 8 * 8 + 8]]
+            print(teacher.ask({"rows": rows, "loss": "cross_entropy", "rate": 5e-4}), file=sys.stderr, flush=True)
+        saved = teacher.ask({"save": "start"})
+        if saved is None:
+            raise SystemExit(f"the starting model could not be made: {teacher.unavailable}")
+        merge(prepare(base), Path(saved["folder"]), saved["digest"], folder)
+    finally:
+        teacher.close()
+    return folder
+
+
+def lessons_of(renderer: Any, seed: int) -> list[tuple[list[int], int, list[int]]]:
+    """The tasks of a seed, in the order of its steps."""
+    first = 1_000_000 + 10_000 * seed
+    return first_calls(renderer, range(first, first + 10_000), "after", True, STEPS * PER_STEP)
+
+
+def honed_run(contender: arena.Contender, tasks: list[Any], seed: int) -> list[str]:
+    """Adapters after every EVERY steps."""
+    folders = []
+    for step in range(STEPS):
+        chosen = tasks[step * PER_STEP : (step + 1) * PER_STEP]
+        job = {
+            "prompts": [ids for ids, _, _ in chosen], "cases": [case for _, case, _ in chosen],
+            "size": SIZE, "new": NEW, "seed": seed, "rate": RATE, "stop": [2],
+        }  # fmt: skip
+        print(contender.name, seed, step, contender.ask(job), file=sys.stderr, flush=True)
+        if (step + 1) % EVERY == 0 and (saved := contender.ask({"save": f"{contender.name}/{seed}/{step + 1}"})):
+            folders.append(saved["folder"])
+    return folders
+
+
+def trl_run(contender: arena.Contender, tasks: list[Any], seed: int) -> list[str]:
+    """The same of TRL."""
+    folder = arena.ENVIRONMENTS / "learning-trl" / str(seed)
+    points = list(range(EVERY, STEPS + 1, EVERY))
+    done = contender.ask({
+        "prompts": [ids for ids, _, _ in tasks], "cases": [case for _, case, _ in tasks], "count": PER_STEP,
+        "size": SIZE, "new": NEW, "steps": STEPS, "seed": seed, "rate": RATE, "save_at": points, "folder": str(folder),
+    })  # fmt: skip
+    print(contender.name, seed, done, file=sys.stderr, flush=True)
+    return [str(folder / str(point)) for point in points] if done else []
+
+
+def interval(differences: list[float]) -> tuple[float, float] | tuple[None, None]:
+    """95 % of the mean's."""
+    if len(differences) < 2:
+        return None, None
+    half = T_95[len(differences) - 1] * statistics.stdev(differences) / len(differences) ** 0.5
+    middle = statistics.mean(differences)
+    return round(middle - half, 4), round(middle + half, 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=5)
+    given = parser.parse_args()
+    sys.path.insert(0, str(EXAMPLES))
+    base = prepare("smollm2").directory
+    start = starting_model(base, given.threads)
+    renderer = load_renderer(base, None)
+    held_out = first_calls(renderer, range(5_000_000, 5_100_000), "after", True, 64)
+    options: dict[str, Any] = {"model": str(start), "threads": given.threads, "method": "lora"}
+    env = {"PYTHONPATH": SOURCES}
+    curves: dict[str, list[list[float]]] = {"honed": [], "honed_int8": [], "trl": []}
+    missing: dict[str, str] = {}
+    judge = arena.Contender("judge", "honed_judge.py", options=options, env=env)
+    try:
+        judge.start()
+        asked = {
+            "prompts": [ids for ids, _, _ in held_out],
+            "cases": [case for _, case, _ in held_out],
+            "new": NEW,
+            "stop": [2],
+        }
+        before = (judge.ask({**asked, "adapter": ""}) or {}).get("success")
+        for seed in range(given.seeds):
+            tasks = lessons_of(renderer, seed)
+            contenders = [
+                arena.Contender("honed", "honed_learner.py", options=options, env=env),
+                arena.Contender("honed_int8", "honed_learner.py", options={**options, "precision": "int8"}, env=env),
+                arena.guarded("trl", "trl_grpo.py", *TRL, options=options, env=env),
+            ]
+            for contender in contenders:
+                try:
+                    contender.start()
+                    folders = (trl_run if contender.name == "trl" else honed_run)(contender, tasks, seed)
+                finally:
+                    contender.close()
+                if contender.unavailable:
+                    missing[contender.name] = contender.unavailable
+                    continue
+                found = [(judge.ask({**asked, "adapter": folder}) or {}).get("success", 0.0) for folder in folders]
+                curves[contender.name].append([before, *found])
+                print(contender.name, seed, curves[contender.name][-1], file=sys.stderr, flush=True)
+    finally:
+        judge.close()
+    gains = {name: [curve[-1] - curve[0] for curve in found] for name, found in curves.items()}
+    result: dict[str, Any] = {
+        f"gain_{name}": round(statistics.mean(found), 4) for name, found in gains.items() if found
+    }
+    for name in ("honed", "honed_int8"):
+        differences = [one - other for one, other in zip(gains[name], gains["trl"], strict=False)]
+        low, high = interval(differences)
+        suffix = name.removeprefix("honed")
+        result |= {f"difference_low{suffix}": low, f"difference_high{suffix}": high}
+    arena.finish({**result, "curves": curves, "every": EVERY, "unavailable": missing})
+
+
+if __name__ == "__main__":
+    main()
