@@ -12,6 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,9 +32,11 @@ class Contender:
     options: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     start_seconds: float = 900.0
+    job_seconds: float = 3600.0
     unavailable: str = ""
     hello: dict[str, Any] = field(default_factory=dict)
     _process: subprocess.Popen[str] | None = None
+    _peak_gb: float | None = None
 
     def start(self) -> None:
         """Starts it and waits until it is ready; a failure is kept as `unavailable`."""
@@ -48,10 +51,11 @@ class Contender:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
                 env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **self.env},
             )  # fmt: skip
-        self.hello = self._answer() or {}
-        if self._process.poll() is not None or "error" in self.hello:
-            self.unavailable = self.hello.get("error") or f"it ended while it started, see {log}"
-        self.hello["start_s"] = round(time.perf_counter() - started, 2)
+        hello = self._answer(self.start_seconds)
+        self.hello = {**(hello or {}), "start_s": round(time.perf_counter() - started, 2)}
+        if hello is None or "error" in hello:
+            self.unavailable = (hello or {}).get("error") or f"it ended or hung while it started, see {log}"
+            self.close()
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any] | None:
         """What it answers; None when it can't, and from then on it is out."""
@@ -59,11 +63,15 @@ class Contender:
             return None
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        found = self._answer()
+        try:
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+            found = self._answer(self.job_seconds)
+        except OSError:
+            found = None
         if found is None or "error" in found:
-            self.unavailable = f"at {job}: {(found or {}).get('error', 'it died')}"
+            self.unavailable = f"at a job of {', '.join(job)}: {(found or {}).get('error', 'it died or hung')}"
+            self.close()
             return None
         return found
 
@@ -71,12 +79,13 @@ class Contender:
     def peak_gb(self) -> float | None:
         """The most memory that it and its children held, each at its own peak."""
         if self._process is None or self._process.poll() is not None:
-            return None
+            return self._peak_gb
         pids = [self._process.pid, *_children(self._process.pid)]
         return round(sum(_peak_bytes(pid) for pid in pids) / 1e9, 2)
 
     def close(self) -> None:
         """Ends it."""
+        self._peak_gb = self.peak_gb
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -84,17 +93,22 @@ class Contender:
             except subprocess.TimeoutExpired:
                 self._process.kill()
 
-    def _answer(self) -> dict[str, Any] | None:
-        """The next line of JSON; what a library prints beside is skipped."""
+    def _answer(self, limit: float) -> dict[str, Any] | None:
+        """The next line of JSON, what a library prints beside skipped; None at its end, or after `limit` seconds."""
         assert self._process is not None
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                try:
-                    return dict(json.loads(line))
-                except ValueError:
-                    continue
-        return None
+        timer = threading.Timer(limit, self._process.kill)
+        timer.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("{"):
+                    try:
+                        return dict(json.loads(line))
+                    except ValueError:
+                        continue
+            return None
+        finally:
+            timer.cancel()
 
 
 def environment(name: str, *requirements: str) -> Path:

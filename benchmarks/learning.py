@@ -126,7 +126,7 @@ def main() -> None:
     held_out = first_calls(renderer, range(5_000_000, 5_100_000), "after", True, 64)
     options: dict[str, Any] = {"model": str(start), "threads": given.threads, "method": "lora"}
     env = {"PYTHONPATH": SOURCES}
-    curves: dict[str, list[list[float]]] = {"honed": [], "honed_int8": [], "trl": []}
+    curves: dict[str, dict[int, list[float]]] = {"honed": {}, "honed_int8": {}, "trl": {}}
     missing: dict[str, str] = {}
     judge = arena.Contender("judge", "honed_judge.py", options=options, env=env)
     try:
@@ -137,7 +137,14 @@ def main() -> None:
             "new": NEW,
             "stop": [2],
         }
-        before = (judge.ask({**asked, "adapter": ""}) or {}).get("success")
+
+        def judged(adapter: str) -> float:
+            found = judge.ask({**asked, "adapter": adapter})
+            if found is None:
+                raise SystemExit(f"the judge failed: {judge.unavailable}")
+            return float(found["success"])
+
+        before = judged("")
         for seed in range(given.seeds):
             tasks = lessons_of(renderer, seed)
             contenders = [
@@ -154,18 +161,17 @@ def main() -> None:
                 if contender.unavailable:
                     missing[contender.name] = contender.unavailable
                     continue
-                found = [(judge.ask({**asked, "adapter": folder}) or {}).get("success", 0.0) for folder in folders]
-                curves[contender.name].append([before, *found])
-                print(contender.name, seed, curves[contender.name][-1], file=sys.stderr, flush=True)
+                curves[contender.name][seed] = [before, *map(judged, folders)]
+                print(contender.name, seed, curves[contender.name][seed], file=sys.stderr, flush=True)
     finally:
         judge.close()
-    gains = {name: [curve[-1] - curve[0] for curve in found] for name, found in curves.items()}
+    gains = {name: {seed: curve[-1] - curve[0] for seed, curve in found.items()} for name, found in curves.items()}
     result: dict[str, Any] = {
-        f"gain_{name}": round(statistics.mean(found), 4) for name, found in gains.items() if found
+        f"gain_{name}": round(statistics.mean(found.values()), 4) for name, found in gains.items() if found
     }
     for name in ("honed", "honed_int8"):
-        differences = [one - other for one, other in zip(gains[name], gains["trl"], strict=False)]
-        low, high = interval(differences)
+        both = sorted(gains[name].keys() & gains["trl"].keys())
+        low, high = interval([gains[name][seed] - gains["trl"][seed] for seed in both])
         suffix = name.removeprefix("honed")
         result |= {f"difference_low{suffix}": low, f"difference_high{suffix}": high}
     arena.finish({**result, "curves": curves, "every": EVERY, "unavailable": missing})

@@ -59,7 +59,8 @@ def main() -> None:
             arena.rounds(asked, {"rows": rows(99), "loss": loss}, 1)  # warm
             answers: dict[str, list[dict[str, Any]]] = {each.name: [] for each in asked}
             for number in range(given.rounds):
-                found = arena.rounds(asked, {"rows": rows(number), "loss": loss}, 1)
+                # half of the tokens are trained, and only they meet the output head
+                found = arena.rounds(asked, {"rows": rows(number), "loss": loss, "head_share": 0.5}, 1)
                 for who, got in found.items():
                     answers[who] += got
             for who, got in answers.items():

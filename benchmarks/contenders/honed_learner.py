@@ -134,6 +134,8 @@ class Learner:
         else:
             work = self.train(asked["rows"], asked["loss"], asked.get("rate", 1e-5))
         found = self.loop.run_until_complete(work)
+        if skipped := found.pop("skipped"):
+            raise RuntimeError(f"the update was skipped: {skipped}")
         return {key: round(value, 4) if isinstance(value, float) else value for key, value in found.items()}
 
 

@@ -21,7 +21,8 @@ def main() -> None:
         (config.hidden_size, wide * dim), (config.hidden_size, config.hidden_size),
         (config.hidden_size, 2 * config.intermediate_size), (config.intermediate_size, config.hidden_size),
     ]  # fmt: skip
-    per_token = 2 * (config.num_hidden_layers * sum(a * b for a, b in shapes) + config.hidden_size * config.vocab_size)
+    body = 2 * config.num_hidden_layers * sum(a * b for a, b in shapes)
+    head = 2 * config.hidden_size * config.vocab_size
 
     def job(asked: dict[str, Any]) -> dict[str, Any]:
         """GFLOP/s of a large product, and the tokens a second that it would allow."""
@@ -32,9 +33,10 @@ def main() -> None:
         for _ in range(5):
             one @ other
         flops = 5 * 2 * size**3 / (time.perf_counter() - began)
+        per_token = body + head * asked.get("head_share", 1.0)
         return {"gflop_s": round(flops / 1e9, 1), "tok_s": round(flops / per_token, 1)}
 
-    answer.serve({"torch": torch.__version__, "gflop_per_token": per_token / 1e9}, job)
+    answer.serve({"torch": torch.__version__, "gflop_per_token": (body + head) / 1e9}, job)
 
 
 main()

@@ -1,4 +1,4 @@
-"""transformers: `generate` on a left-padded batch, or its continuous batching where `mode` is "continuous"."""
+"""transformers: `generate` on left-padded batches of requests of like length, or its continuous batching."""
 
 from __future__ import annotations
 
@@ -20,12 +20,26 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(OPTIONS["model"], dtype=torch.float32, attn_implementation=attention)
     model.eval()
     loaded = time.perf_counter() - started
-    sampling: dict[str, Any] = {"do_sample": OPTIONS["temperature"] > 0, "pad_token_id": 0, "eos_token_id": None}
+    sampling: dict[str, Any] = {"do_sample": OPTIONS["temperature"] > 0, "pad_token_id": 0, "eos_token_id": -1}
     if OPTIONS["temperature"] > 0:
         sampling |= {"temperature": OPTIONS["temperature"], "top_k": 0, "top_p": 1.0}
 
+    manager = None
+    if OPTIONS["mode"] == "continuous":
+        with torch.inference_mode():
+            manager = model.init_continuous_batching(generation_config=GenerationConfig(max_new_tokens=128, **sampling))
+            manager.start()
+
     def padded(requests: list[Any]) -> dict[str, Any]:
-        """One batch as long as its longest request, which is what `generate` offers."""
+        """Batches of up to 64, longest prompts first where they differ: each as long as its longest request."""
+        alike = len({(len(ids), new) for ids, new in requests}) == 1
+        ordered = requests if alike else sorted(requests, key=lambda each: (-each[1], -len(each[0])))
+        size = len(requests) if alike else 64
+        for start in range(0, len(ordered), size):
+            one_batch(ordered[start : start + size])
+        return {"tokens": sum(new for _, new in requests)}
+
+    def one_batch(requests: list[Any]) -> None:
         longest, new = max(len(ids) for ids, _ in requests), max(new for _, new in requests)
         ids = torch.zeros(len(requests), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
@@ -34,12 +48,20 @@ def main() -> None:
             mask[row, longest - len(own) :] = 1
         with torch.inference_mode():
             model.generate(ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, **sampling)
-        return {"tokens": sum(new for _, new in requests)}
 
     def continuous(requests: list[Any]) -> dict[str, Any]:
-        config = GenerationConfig(max_new_tokens=max(new for _, new in requests), **sampling)
-        found = model.generate_batch(inputs=[ids for ids, _ in requests], generation_config=config, progress_bar=False)
-        return {"tokens": sum(len(each.generated_tokens) for each in found.values())}
+        """By a manager that stays, as in a server."""
+        assert manager is not None
+        waiting = {manager.add_request(ids, max_new_tokens=new, eos_token_id=-1) for ids, new in requests}
+        tokens = 0
+        while waiting:
+            result = manager.get_result(timeout=1.0)
+            if result is None and not manager.is_running():
+                raise RuntimeError("the manager ended")
+            if result is not None and result.is_finished():
+                waiting.discard(result.request_id)
+                tokens += len(result.generated_tokens)
+        return {"tokens": tokens}
 
     def job(asked: dict[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()

@@ -23,7 +23,7 @@ def main() -> None:
 
     llm = LLM(
         model=OPTIONS["model"], dtype="float32", max_model_len=2048, max_num_seqs=128, enable_prefix_caching=True,
-        enforce_eager=OPTIONS.get("eager", False), quantization=OPTIONS.get("quantization"),
+        enforce_eager=OPTIONS.get("eager", False),
     )  # fmt: skip
     loaded = time.perf_counter() - started
 

@@ -16,14 +16,16 @@ from honed.sync.memory import MemoryChannel
 from honed.types import Sampling
 
 SETTINGS: dict[str, Any] = {"slots": 8, "capacity": 4096, "context": 500, "threads": 2, "deterministic": True}
+WIDE = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 16}
+"""Widths that two threads share evenly."""
 SAMPLING = Sampling(temperature=0.8, top_p=0.9, max_tokens=9, seed=5, top_logprobs=2)
 LENGTHS = (1, 15, 16, 17, 40, 100)
 
 
 async def engine_of(kind: str, **settings: Any) -> LocalEngine:
     channel = MemoryChannel(ADAPTER_CONFIG)
-    await channel.publish("line@1", adapter_pairs(tiny(kind).model, 1))
-    return LocalEngine(tiny(kind), EngineSettings(**{**SETTINGS, **settings}), channel)
+    await channel.publish("line@1", adapter_pairs(tiny(kind, **WIDE).model, 1))
+    return LocalEngine(tiny(kind, **WIDE), EngineSettings(**{**SETTINGS, **settings}), channel)
 
 
 def bits(answer: Answer) -> tuple[Any, ...]:
@@ -59,7 +61,7 @@ async def test_what_was_sampled_scores_as_it_was_sampled() -> None:
     answer = await ask(engine, prompt(3, 30), sampling)
     scores = await engine.logprobs([*prompt(3, 30), *answer.ids], "")
     assert scores.values[29:] == answer.raw
-    check_raw(tiny().model, prompt(3, 30), answer)
+    check_raw(tiny(**WIDE).model, prompt(3, 30), answer)
     await engine.close()
 
 
@@ -77,3 +79,12 @@ async def test_without_it_products_do_depend_on_their_rows() -> None:
 async def test_mixtures_of_experts_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine.deterministic: experts get rows by the batch"):
         await engine_of("mixtral")
+
+
+async def test_threads_that_cannot_share_the_layers_evenly_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"layers 96 and 160 wide can't be shared evenly. Set engine.threads to 2"):
+        await engine_of("llama", threads=3)
+    with pytest.raises(ConfigError, match=r"Set engine.deterministic to false"):
+        LocalEngine(tiny(intermediate_size=72), EngineSettings(**SETTINGS))
+    engine = await engine_of("llama", threads=0)
+    await engine.close()

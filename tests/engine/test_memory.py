@@ -39,13 +39,17 @@ def test_a_budget_is_shared_by_rows_and_kept_tokens() -> None:
 def test_a_budget_for_less_than_one_request_is_refused_with_the_number() -> None:
     least = (560 + BLOCK) * SHAPE.num_bytes / 1e9
     assert fit(EngineSettings(memory_gb=least * 1.001), SHAPE, 300).slots == 1
-    with pytest.raises(ConfigError, match=r"memory_gb = 0.0002 has no room for one request of 300.*set it to 0.00022"):
+    with pytest.raises(ConfigError, match=r"memory_gb = 0.0002 has no room for one request of 300.*set it to 0.00023"):
         fit(EngineSettings(memory_gb=0.0002), SHAPE, 300)
+    assert fit(EngineSettings(memory_gb=0.00023), SHAPE, 300).slots == 1
 
 
 def test_a_budget_and_a_capacity_contradict_each_other() -> None:
     with pytest.raises(ConfigError, match="capacity and memory_gb both"):
         parse(EngineSettings, {"memory_gb": 1.0, "capacity": 4096}, source="x")
+    # a child gets the settings whole, defaults too
+    whole = EngineSettings(memory_gb=1.0).model_dump(mode="json")
+    assert parse(EngineSettings, whole, source="x").memory_gb == 1.0
 
 
 async def test_requests_of_all_lengths_stay_within_the_budget() -> None:

@@ -66,10 +66,12 @@ def test_every_step_has_its_part_of_both_and_no_more_than_a_batch(shown: int, ag
 
 def test_a_bounded_part_of_the_replay_is_asked_another_before_each_pass() -> None:
     plan = msgspec.structs.replace(PLAN, replay=tuple(f"r{i}" for i in range(20)))
-    found = [lessons.candidates(plan, phase(candidates=8), number) for number in range(1, 3)]
-    assert [len(set(ids)) for ids in found] == [8, 8]
+    found = [lessons.candidates(plan, phase(candidates=12), number) for number in range(1, 3)]
+    assert [len(set(ids)) for ids in found] == [12, 12]
     assert set(found[0]) != set(found[1])
     assert len(lessons.candidates(plan, phase(candidates=99), 1)) == 20
+    # three passes replay 7 of the 20, so no fewer than 11 are asked
+    assert len(lessons.candidates(plan, phase(candidates=1), 1)) == 11
 
 
 def test_nothing_to_imitate_is_no_step() -> None:

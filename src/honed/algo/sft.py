@@ -29,8 +29,9 @@ class SftSettings(Settings):
     passes: int = Field(default=3, ge=1)
     """How often each demonstration is seen; what is replayed beside them is shared out over the passes."""
     rehearsal_candidates: int = Field(default=32, ge=0)
-    """Before each pass but the first, so many of the replayed conversations are scored, and those are learned again
-    that have become least likely since they were served. 0: none is asked, and each is met once."""
+    """Before each pass but the first, so many of the replayed conversations (or half as many again as a pass replays,
+    if that is more) are scored, and those are learned again that have become least likely since they were served.
+    0: none is asked, and each is met once."""
     decay: float = Field(default=0.0, ge=0, le=1)
     """The share of the steps, at the end, over which the learning rate falls linearly to 0."""
     average: Literal["token", "sequence"] = "token"

@@ -161,7 +161,7 @@ def _check_practice(config: Config) -> None:
             f"train.policy.correction = {policy.correction!r} with grpo.anchor = 'sampler': the ratio corrects for the "
             "sampler already, and correcting twice counts its error double. Set grpo.anchor = 'trainer'."
         )
-    if config.rollout.precision == "int8" and config.learn.steps:
+    if (config.rollout.precision or config.engine.precision) == "int8" and config.learn.steps:
         _check_int8(config)
     if algorithm == "distill" and config.learn.steps:
         _check_distillation(config)
@@ -183,14 +183,16 @@ def _check_practice(config: Config) -> None:
 
 def _check_int8(config: Config) -> None:
     algorithm = config.learner.algorithm
+    key = "rollout.precision" if config.rollout.precision else "engine.precision"
+    way_out = "Set rollout.precision = 'full'." if key == "engine.precision" else "Leave it out."
     if algorithm == "distill":
         raise ConfigError(
-            "rollout.precision = 'int8' with learner.algorithm = 'distill': each token's push is a difference from "
-            "what the student itself thought, which int8 blurs. Leave it out."
+            f"{key} = 'int8' with learner.algorithm = 'distill': each token's push is a difference from "
+            "what the student itself thought, which int8 blurs. " + way_out
         )
     if algorithm == "grpo" and config.grpo.anchor != "trainer":
         raise ConfigError(
-            "rollout.precision = 'int8' with grpo.anchor = 'sampler': what int8 sampled would be taken for what the "
+            f"{key} = 'int8' with grpo.anchor = 'sampler': what int8 sampled would be taken for what the "
             "policy thought. Set grpo.anchor = 'trainer', which weighs each token by how far the two differ."
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -34,6 +35,8 @@ from honed.protocols import Chunk, EngineStatus, Request, Scores
 from honed.types import Precision, Sampling, Version
 
 MEMORY = "memory:"
+VECTOR = 16
+"""Single-precision numbers in the widest vector of a CPU (AVX-512)."""
 
 
 class WeightChannel(Protocol):
@@ -68,13 +71,11 @@ class LocalEngine:
         device = str(parameter.device)
         self._base, self._channel, self._vocabulary = loaded.digest, channel, loaded.config.vocab_size
         limits = (loaded.config.max_position_embeddings, attention.position_limit(loaded.config) or settings.context)
-        capacity = settings.capacity if settings.memory_gb is None else settings.context
-        self.context = min(settings.context, capacity, *limits)
-        tiled = settings.deterministic
-        if tiled and any(getattr(loaded.config, key, None) for key in ("num_experts", "num_local_experts")):
-            raise ConfigError(
-                "engine.deterministic: experts get rows by the batch, in no fixed shape. Set it to false."
-            )
+        room = settings.context if settings.memory_gb is not None else settings.capacity or memory.CAPACITY
+        self.context = min(settings.context, room, *limits)
+        tiled, threads = settings.deterministic, settings.threads or os.cpu_count() or 1
+        if tiled:
+            threads = _even_threads(loaded.config, threads, settings.threads > 0)
         self._default: Precision = settings.precision
         precisions = tuple(dict.fromkeys([settings.precision, *precisions]))
         largest = int8.calibrate(loaded.model, loaded.directory) if "int8" in precisions else None
@@ -99,7 +100,7 @@ class LocalEngine:
         self._core = Core(scheduler, self._runners, row_by_row=tiled)
         self._order = count()
         self._loading = asyncio.Lock()
-        self._thread = CoreThread(self._core, settings.threads or os.cpu_count() or 1)
+        self._thread = CoreThread(self._core, threads)
 
     async def submit(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Streams what is sampled. Leaving the loop early cancels the request."""
@@ -324,3 +325,22 @@ def _local_path(uri: str) -> Path:
     if parsed.scheme not in ("file", "local"):
         raise ConfigError(f"the local engine reads weights from folders, not from {uri!r}; copy them here first.")
     return Path(unquote(parsed.path))
+
+
+def _even_threads(config: Any, threads: int, given: bool) -> int:
+    """How many threads, at most `threads`, may share rows and leave no element out of step: torch computes what is left
+    over at the end of a thread's share by another exponential than the rest, so each share must be whole vectors.
+
+    Raises ConfigError for mixtures of experts, and for a number that was `given` and won't do.
+    """
+    if any(getattr(config, key, None) for key in ("num_experts", "num_local_experts")):
+        raise ConfigError("engine.deterministic: experts get rows by the batch, in no fixed shape. Set it to false.")
+    width = math.gcd(config.intermediate_size, config.hidden_size)
+    even = max((count for count in range(1, threads + 1) if width % (VECTOR * count) == 0), default=0)
+    if not even or (given and even != threads):
+        raise ConfigError(
+            f"engine.deterministic with engine.threads = {threads}: layers {config.hidden_size} and "
+            f"{config.intermediate_size} wide can't be shared evenly. "
+            + (f"Set engine.threads to {even}." if even else "Set engine.deterministic to false.")
+        )
+    return even

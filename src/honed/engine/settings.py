@@ -15,8 +15,9 @@ class EngineSettings(Settings):
 
     slots: int = Field(default=32, ge=1, le=1024)
     """Requests that run at the same time; more wait."""
-    capacity: int = Field(default=32768, ge=16)
-    """Tokens of keys and values held: what running requests may reach, plus what is kept for reuse."""
+    capacity: int | None = Field(default=None, ge=16)
+    """Tokens of keys and values held: what running requests may reach, plus what is kept for reuse. None: 32768, or
+    what memory_gb has room for."""
     memory_gb: float | None = Field(default=None, gt=0)
     """The most that keys and values may take, in GB (1e9 bytes): takes the place of `capacity`, and lowers `slots` to
     what fits. None: no limit but the sizes above."""
@@ -44,6 +45,8 @@ class EngineSettings(Settings):
 
     @model_validator(mode="after")
     def _said(self) -> EngineSettings:
-        if self.memory_gb is not None and "capacity" in self.model_fields_set:
+        if self.memory_gb is not None and self.capacity is not None:
             raise ValueError("capacity and memory_gb both say how many tokens are held; set one of them")
+        if self.precision == "int8" and self.dtype not in ("auto", "float32"):
+            raise ValueError(f"precision = 'int8' wants the rest in float32, not dtype = {self.dtype!r}; leave one out")
         return self

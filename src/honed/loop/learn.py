@@ -315,7 +315,7 @@ class _Learning:
             **done,
             applied=was.applied + (not result.skipped),
             skipped=was.skipped + bool(result.skipped),
-            skipped_now=was.skipped_now + 1 if result.skipped else 0,
+            skipped_now=was.skipped_now + 1 if result.skipped and "steps" in done else 0,
             losses=(*was.losses, float(result.loss)),
         )
         if last or self.progress.updates % self.settings.snapshot_every == 0:

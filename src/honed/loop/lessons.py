@@ -191,8 +191,9 @@ def spread(plan: Plan, phase: Phase, number: int) -> list[str]:
 
 
 def candidates(plan: Plan, phase: Phase, number: int) -> list[str]:
-    """What of the replay is asked before a pass how much it has suffered."""
-    return shuffled(plan.replay, plan.seed, phase.seed, 5, number)[: phase.candidates]
+    """What of the replay is asked before a pass how much it has suffered: at least half as many again as are chosen."""
+    least = -(-3 * -(-len(plan.replay) // phase.passes) // 2)
+    return shuffled(plan.replay, plan.seed, phase.seed, 5, number)[: max(phase.candidates, least)]
 
 
 def sft_pass(plan: Plan, phase: Phase, number: int, replay: Sequence[str]) -> list[list[str]]:

@@ -102,6 +102,10 @@ class Quantised:
     def __init__(self, weight: Tensor, largest: Tensor) -> None:
         if weight.device.type != "cpu" or "fbgemm" not in torch.backends.quantized.supported_engines:
             raise ConfigError('precision = "int8" is made for x86 CPUs; set it to "full".')
+        if weight.dtype != torch.float32:
+            raise ConfigError(
+                f"precision = 'int8' is made of weights in float32, not {weight.dtype}; set engine.dtype."
+            )
         weight = weight.detach().float().clone()
         self._kept = largest.topk(max(1, int(len(largest) * EXACT_SHARE))).indices.sort().values
         self._exact = weight[:, self._kept].t().contiguous()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import copy
 import os
 import signal
 import sys
@@ -19,8 +18,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from honed import rpc
 from honed.codec import from_json
@@ -109,7 +106,7 @@ async def make(source: str, settings: LearnerSettings) -> tuple[Engine, Trainer]
     """Loads `source` once, for an engine with packed weights of its own and a trainer, joined by a channel in memory.
 
     Where an adapter learns, the two share what neither changes (embeddings, norms). Where all weights learn, the engine
-    has a copy of them, and the trainer's are in single precision at least.
+    has weights of its own, and the trainer's are in float32.
     """
     from honed.model.load import load, prepare
 
@@ -130,11 +127,10 @@ async def make(source: str, settings: LearnerSettings) -> tuple[Engine, Trainer]
     full = settings.train.method == "full"
     # A whole model is taken over at once and can be handed over again from the trainer, so one is held.
     channel = MemoryChannel(limit=1 if full else 4)
-    served = msgspec.structs.replace(loaded, model=copy.deepcopy(loaded.model)) if full else loaded
     extra = (settings.precision,) if settings.precision else ()
-    engine = LocalEngine(served, settings.engine, channel, extra)  # first: the trainer changes the model's layers
-    if full and loaded.model.dtype in (torch.bfloat16, torch.float16):
-        loaded.model.float()
+    engine = LocalEngine(loaded, settings.engine, channel, extra)  # first: the trainer changes the model's layers
+    if full:  # weights of its own, never rounded to what the engine serves in
+        loaded = await asyncio.to_thread(load, prepared, dtype="float32", device=settings.engine.device)
     trainer = LocalTrainer(loaded, settings.lora, settings.train, Path(settings.blobs), channel)
     channel.config = trainer.config
     return engine, trainer

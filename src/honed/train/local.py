@@ -96,7 +96,7 @@ class LocalTrainer:
         """Hands a copy of the current weights to the channel under this version's name."""
         if self._channel is None:
             raise Refused(f"there is no channel to publish {version!r} through; give the trainer one.")
-        tensors = await self._run(lambda: copies(self._parameters))
+        tensors = await self._run(lambda: copies(self._weights.tensors()))
         await self._channel.publish(version, tensors)
 
     async def close(self) -> None:

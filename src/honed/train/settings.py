@@ -106,3 +106,9 @@ class TrainSettings(Settings):
     """CPU threads of a pass; 0 leaves torch's own number. The same weights bit for bit need the same number."""
     seed: int = 0
     """Seed of a fresh adapter's random half."""
+
+    @model_validator(mode="after")
+    def _said(self) -> TrainSettings:
+        if self.autocast != "auto" and self.method != "full":
+            raise ValueError(f"autocast = {self.autocast!r} does nothing with method = {self.method!r}; leave it out")
+        return self

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
+from safetensors.torch import save_file
 from torch import Tensor
 
 from honed.errors import CorruptData, UserError
@@ -73,9 +73,11 @@ def _place(blobs: Path, name: str) -> Path:
 
 def _write_optimiser(folder: Path, state: dict[str, Tensor]) -> None:
     folder.mkdir()
-    data = save_tensors(state)
-    _write(folder / STATE, data)
-    _write(folder / SUMS, json.dumps({"sha256": hashlib.sha256(data).hexdigest()}).encode())
+    save_file(state, folder / STATE)  # not by way of one string: the state of all weights is twice the model
+    with open(folder / STATE, "rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    _write(folder / SUMS, json.dumps({"sha256": digest}).encode())
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -24,6 +24,10 @@ class Weights(Protocol):
     parameters: dict[str, Tensor]
     config: dict[str, Any]
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What an engine needs to serve them."""
+        ...
+
     def fresh(self) -> dict[str, Tensor]:
         """What the parameters were before anything was learned."""
         ...
@@ -52,6 +56,10 @@ class AdapterWeights:
         self.parameters = lora.tensors(peft)
         self._fresh = copies(self.parameters)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The adapter."""
+        return self.parameters
+
     def fresh(self) -> dict[str, Tensor]:
         """The seeded A and a zero B."""
         return self._fresh
@@ -72,24 +80,28 @@ class AdapterWeights:
 
 
 class FullWeights:
-    """Every parameter of the model, in Hugging Face's layout with the tokenizer beside it."""
+    """Every parameter of the model that learns, in Hugging Face's layout with the tokenizer beside it."""
 
     kind: VersionKind = "full"
 
     def __init__(self, loaded: Loaded) -> None:
         self.causal = loaded.model.eval()
         self.config: dict[str, Any] = {}
-        self.parameters = dict(sorted(loaded.model.named_parameters()))  # tied ones once
-        for parameter in self.parameters.values():
-            parameter.requires_grad_(True)
+        # tied ones once; what transformers itself keeps fixed, as the bias that balances experts, stays so
+        named = sorted(loaded.model.named_parameters())
+        self.parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
         self._source = Prepared(directory=loaded.directory, digest=loaded.digest, source=str(loaded.directory))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The whole model."""
+        return dict(self.causal.named_parameters())
 
     def fresh(self) -> dict[str, Tensor]:
         """Read again from where the model came from: a copy kept in memory would be as large as the model."""
         return self._read(self._source)
 
     def write(self, folder: Path) -> str:
-        """Writes config.json, *.safetensors, and the tokenizer's files as they came."""
+        """Writes config.json, *.safetensors, and the source's other .json and .jinja files (tokenizer, template)."""
         return checkpoint.write_model(folder, self.causal, self._source.directory)
 
     def read(self, snapshot: Snapshot) -> dict[str, Tensor]:
@@ -105,7 +117,7 @@ class FullWeights:
         first = next(iter(self.parameters.values()))
         dtype = str(first.dtype).removeprefix("torch.")
         model = load(prepared, dtype=dtype, device=str(first.device)).model
-        return {name: parameter.detach() for name, parameter in model.named_parameters()}
+        return {name: each.detach() for name, each in model.named_parameters() if each.requires_grad}
 
 
 def copies(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
