@@ -59,6 +59,9 @@ def main() -> None:
     contenders = [
         arena.Contender("honed", "honed_engine.py", options={**options, "precision": "full"}),
         arena.Contender("honed_int8", "honed_engine.py", options={**options, "precision": "int8"}),
+        arena.Contender(
+            "honed_deterministic", "honed_engine.py", options={**options, "precision": "full", "deterministic": True}
+        ),
         arena.Contender("transformers", "transformers_generate.py", options={**options, "mode": "generate"}),
         arena.Contender(
             "transformers_continuous", "transformers_generate.py", options={**options, "mode": "continuous"}
@@ -110,6 +113,8 @@ def summary(
         "ratio_vllm_mixed": arena.ratio(best("mixed", "honed"), best("mixed", *vllm)),
         "ratio_transformers_shared": arena.ratio(best("shared", "honed"), best("shared", *rivals)),
         "ratio_transformers_mixed": arena.ratio(best("mixed", "honed"), best("mixed", *rivals)),
+        "ratio_int8": against("honed_int8", "honed"),
+        "ratio_deterministic": against("honed_deterministic", "honed"),
         "limit_share_128": arena.ratio(best("batch_128", "honed"), best("batch_128", "sgemm")),
         "tok_s": speeds,
         "peak_gb": memory,

@@ -22,7 +22,7 @@ def main() -> None:
     started = time.perf_counter()
     settings = EngineSettings(
         slots=128, capacity=128 * 1200, context=2048, prefill_chunk=512, threads=OPTIONS["threads"],
-        precision=OPTIONS["precision"],
+        precision=OPTIONS["precision"], deterministic=OPTIONS.get("deterministic", False),
     )  # fmt: skip
     engine = LocalEngine(load(OPTIONS["model"]), settings)
     loaded = time.perf_counter() - started
