@@ -41,6 +41,7 @@ seed = {seed}
 [learn]
 steps = 0
 warmup_steps = 6
+snapshot_every = 8
 seed = {seed}
 [gate]
 target_suites = ["support-changed-before", "support-unchanged-before"]
@@ -73,6 +74,7 @@ learning_rate = 5e-5
 [learn]
 steps = 3
 warmup_steps = 6
+snapshot_every = 8
 groups_per_step = 6
 group_size = 8
 dev_suites = ["support-changed"]

@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--era", choices=("before", "after"), required=True)
     parser.add_argument("--first-seed", type=int, required=True)
     parser.add_argument("--requests", type=int, required=True)
-    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--model", default="support")
     given = parser.parse_args()
     asyncio.run(send(given.base_url, given.era, given.first_seed, given.requests, given.concurrency, given.model))
