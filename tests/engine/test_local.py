@@ -327,19 +327,19 @@ def prompt_without(token: int, length: int) -> list[int]:
 
 async def test_a_step_that_raises_fails_its_requests_and_not_the_engine(engine: LocalEngine) -> None:
     broken = Request(id="x", ids=(1, 2), sampling=Sampling(temperature=1.0, max_tokens=4, seed=0))
-    engine._core._runner, kept = Broken(), engine._core._runner  # type: ignore[assignment]
+    engine._core._runners, kept = {"full": Broken()}, engine._core._runners  # type: ignore[assignment]
     with pytest.raises(EngineError, match="the engine failed in a step") as caught:
         async for _ in engine.submit(broken):
             pass
     assert caught.value.retryable
-    engine._core._runner = kept
+    engine._core._runners = kept
     assert (await engine.status()).running == 0
     assert len((await ask(engine, [1, 2, 3])).ids) == 12
 
 
 async def test_steps_that_all_fail_are_not_the_requests_fault_and_the_engine_says_that_it_is_broken() -> None:
     engine = LocalEngine(tiny(), SETTINGS)
-    engine._core._runner = Broken()  # type: ignore[assignment]
+    engine._core._runners = {"full": Broken()}  # type: ignore[assignment]
     for _ in range(MAX_FAILED_STEPS):
         with pytest.raises(EngineError) as caught:
             await ask(engine, [1, 2])
@@ -386,10 +386,10 @@ async def test_a_thread_that_hangs_in_a_step_is_a_stall_and_one_that_rests_is_no
     assert not rest.done()
     rest.cancel()
     release = threading.Event()
-    engine._core._runner, kept = Hanging(release), engine._core._runner  # type: ignore[assignment]
+    engine._core._runners, kept = {"full": Hanging(release)}, engine._core._runners  # type: ignore[assignment]
     asked = asyncio.create_task(ask(engine, [4, 5]))
     assert "no progress" in await until_stalled(engine.status, 0.05)
-    engine._core._runner = kept
+    engine._core._runners = kept
     release.set()
     with pytest.raises(EngineError, match="released"):
         await asked
