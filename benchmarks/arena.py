@@ -24,11 +24,12 @@ ENVIRONMENTS = HERE.parent / ".bench"
 
 @dataclass
 class Contender:
-    """A process that answers jobs; `unavailable` says why it can't."""
+    """A process that answers jobs; `unavailable` says why it can't. `requirements`: packages of an environment of its
+    own, made when it starts; without any it runs in ours."""
 
     name: str
     script: str
-    python: Path = Path(sys.executable)
+    requirements: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     start_seconds: float = 900.0
@@ -40,14 +41,19 @@ class Contender:
 
     def start(self) -> None:
         """Starts it and waits until it is ready; a failure is kept as `unavailable`."""
-        if self.unavailable:
-            return
+        python = Path(sys.executable)
+        if self.requirements:
+            try:
+                python = environment(self.script.removesuffix(".py"), *self.requirements)
+            except (subprocess.CalledProcessError, OSError) as error:
+                self.unavailable = f"its environment could not be made: {error}"
+                return
         log = ENVIRONMENTS / f"{self.name}.log"
         log.parent.mkdir(exist_ok=True)
         started = time.perf_counter()
         with open(log, "w") as errors:
             self._process = subprocess.Popen(
-                [str(self.python), str(HERE / "contenders" / self.script), json.dumps(self.options)],
+                [str(python), str(HERE / "contenders" / self.script), json.dumps(self.options)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
                 env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **self.env},
             )  # fmt: skip
@@ -124,16 +130,6 @@ def environment(name: str, *requirements: str) -> Path:
             subprocess.run([*pip, *requirement.split()], check=True, stdout=sys.stderr)
         ready.write_text(wanted)
     return folder / "bin" / "python"
-
-
-def guarded(name: str, script: str, *requirements: str, **fields: Any) -> Contender:
-    """A contender in an environment of its own; where that can't be made, it is unavailable and says why."""
-    contender = Contender(name, script, **fields)
-    try:
-        contender.python = environment(name, *requirements)
-    except (subprocess.CalledProcessError, OSError) as error:
-        contender.unavailable = f"its environment could not be made: {error}"
-    return contender
 
 
 def rounds(contenders: list[Contender], job: dict[str, Any], count: int) -> dict[str, list[dict[str, Any]]]:

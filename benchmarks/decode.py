@@ -66,8 +66,8 @@ def main() -> None:
         arena.Contender(
             "transformers_continuous", "transformers_generate.py", options={**options, "mode": "continuous"}
         ),
-        arena.guarded("vllm", "vllm_cpu.py", *VLLM, options=options),
-        arena.guarded("vllm_eager", "vllm_cpu.py", *VLLM, options={**options, "eager": True}),
+        arena.Contender("vllm", "vllm_cpu.py", VLLM, options=options),
+        arena.Contender("vllm_eager", "vllm_cpu.py", VLLM, options={**options, "eager": True}),
         arena.Contender("sgemm", "linears.py", options=options),
     ]  # fmt: skip
     contenders = [each for each in contenders if each.name not in given.without]

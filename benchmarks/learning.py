@@ -150,7 +150,7 @@ def main() -> None:
             contenders = [
                 arena.Contender("honed", "honed_learner.py", options=options, env=env),
                 arena.Contender("honed_int8", "honed_learner.py", options={**options, "precision": "int8"}, env=env),
-                arena.guarded("trl", "trl_grpo.py", *TRL, options=options, env=env),
+                arena.Contender("trl", "trl_grpo.py", TRL, options=options, env=env),
             ]
             for contender in contenders:
                 try:

@@ -61,7 +61,7 @@ def main() -> None:
     for method in ("full", "lora"):
         pair = [
             arena.Contender(f"honed_{method}", "honed_learner.py", options={**options, "method": method}),
-            arena.guarded(f"trl_{method}", "trl_grpo.py", *TRL, options={**options, "method": method}),
+            arena.Contender(f"trl_{method}", "trl_grpo.py", TRL, options={**options, "method": method}),
         ]
         if method == "lora":
             pair.append(

@@ -45,7 +45,7 @@ def main() -> None:
     options: dict[str, Any] = {"model": str(prepare("smollm2").directory), "threads": given.threads}
     contenders = [
         arena.Contender("honed", "honed_learner.py", options={**options, "method": "full"}),
-        arena.guarded("trl_sft", "trl_sft.py", *TRL, options=options),
+        arena.Contender("trl_sft", "trl_sft.py", TRL, options=options),
         arena.Contender("transformers", "transformers_train.py", options=options),
         arena.Contender("sgemm", "linears.py", options=options),
     ]

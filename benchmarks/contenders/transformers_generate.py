@@ -24,12 +24,6 @@ def main() -> None:
     if OPTIONS["temperature"] > 0:
         sampling |= {"temperature": OPTIONS["temperature"], "top_k": 0, "top_p": 1.0}
 
-    manager = None
-    if OPTIONS["mode"] == "continuous":
-        with torch.inference_mode():
-            manager = model.init_continuous_batching(generation_config=GenerationConfig(max_new_tokens=128, **sampling))
-            manager.start()
-
     def padded(requests: list[Any]) -> dict[str, Any]:
         """Batches of up to 64, longest prompts first where they differ: each as long as its longest request."""
         alike = len({(len(ids), new) for ids, new in requests}) == 1
@@ -49,9 +43,7 @@ def main() -> None:
         with torch.inference_mode():
             model.generate(ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, **sampling)
 
-    def continuous(requests: list[Any]) -> dict[str, Any]:
-        """By a manager that stays, as in a server."""
-        assert manager is not None
+    def continuous(manager: Any, requests: list[Any]) -> dict[str, Any]:
         waiting = {manager.add_request(ids, max_new_tokens=new, eos_token_id=-1) for ids, new in requests}
         tokens = 0
         while waiting:
@@ -64,9 +56,20 @@ def main() -> None:
         return {"tokens": tokens}
 
     def job(asked: dict[str, Any]) -> dict[str, Any]:
+        """A manager is there before the clock starts, as in a server, and gone afterwards: its thread polls."""
+        manager = None
+        if OPTIONS["mode"] == "continuous":
+            with torch.inference_mode():
+                manager = model.init_continuous_batching(
+                    generation_config=GenerationConfig(max_new_tokens=128, **sampling)
+                )
+                manager.start()
+            continuous(manager, [[[1, 2, 3], 1]])
         began = time.perf_counter()
-        done = (padded if OPTIONS["mode"] == "generate" else continuous)(asked["requests"])
+        done = padded(asked["requests"]) if manager is None else continuous(manager, asked["requests"])
         seconds = time.perf_counter() - began
+        if manager is not None:
+            manager.stop(block=True)
         return {**done, "seconds": round(seconds, 3), "tok_s": round(done["tokens"] / seconds, 2)}
 
     answer.serve({"version": transformers.__version__, "torch": torch.__version__, "load_s": round(loaded, 2)}, job)
