@@ -114,6 +114,20 @@ def interval(differences: list[float]) -> tuple[float, float] | tuple[None, None
     return round(middle - half, 4), round(middle + half, 4)
 
 
+def compared(curves: dict[str, dict[int, list[float]]]) -> dict[str, Any]:
+    """Mean gains, and the bounds of honed's less TRL's, over the seeds that both have."""
+    gains = {name: {seed: curve[-1] - curve[0] for seed, curve in found.items()} for name, found in curves.items()}
+    result: dict[str, Any] = {
+        f"gain_{name}": round(statistics.mean(found.values()), 4) for name, found in gains.items() if found
+    }
+    for name in ("honed", "honed_int8"):
+        both = sorted(gains[name].keys() & gains["trl"].keys())
+        low, high = interval([gains[name][seed] - gains["trl"][seed] for seed in both])
+        suffix = name.removeprefix("honed")
+        result |= {f"difference_low{suffix}": low, f"difference_high{suffix}": high}
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
@@ -165,16 +179,7 @@ def main() -> None:
                 print(contender.name, seed, curves[contender.name][seed], file=sys.stderr, flush=True)
     finally:
         judge.close()
-    gains = {name: {seed: curve[-1] - curve[0] for seed, curve in found.items()} for name, found in curves.items()}
-    result: dict[str, Any] = {
-        f"gain_{name}": round(statistics.mean(found.values()), 4) for name, found in gains.items() if found
-    }
-    for name in ("honed", "honed_int8"):
-        both = sorted(gains[name].keys() & gains["trl"].keys())
-        low, high = interval([gains[name][seed] - gains["trl"][seed] for seed in both])
-        suffix = name.removeprefix("honed")
-        result |= {f"difference_low{suffix}": low, f"difference_high{suffix}": high}
-    arena.finish({**result, "curves": curves, "every": EVERY, "unavailable": missing})
+    arena.finish({**compared(curves), "curves": curves, "every": EVERY, "unavailable": missing})
 
 
 if __name__ == "__main__":

@@ -10,26 +10,13 @@ import answer
 import rewards
 import torch
 import trl
+from clock import Clock
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 OPTIONS = answer.options()
-
-
-class Clock(TrainerCallback):  # type: ignore[misc]
-    """Notes when each step begins and ends."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.began = 0.0
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.began = time.perf_counter()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds.append(time.perf_counter() - self.began)
 
 
 class Keep(TrainerCallback):  # type: ignore[misc]

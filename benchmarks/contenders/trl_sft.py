@@ -9,25 +9,12 @@ from typing import Any
 import answer
 import torch
 import trl
+from clock import Clock
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 OPTIONS = answer.options()
-
-
-class Clock(TrainerCallback):  # type: ignore[misc]
-    """Notes when each step begins and ends."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.began = 0.0
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.began = time.perf_counter()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds.append(time.perf_counter() - self.began)
 
 
 def main() -> None:

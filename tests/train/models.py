@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from honed.model.tree_model import TreeModel
 from honed.protocols import Trainer
 from honed.types import Sample
 
@@ -63,6 +64,19 @@ def gradient(model: nn.Module) -> torch.Tensor:
     found = [p.grad.flatten().clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad(set_to_none=True)
     return torch.cat(found)
+
+
+def shared_gradient(model: LlamaForCausalLM, samples: list[Sample]) -> tuple[torch.Tensor, int]:
+    """The gradient of the weighted log-probabilities on shared prefixes, and how many tokens were computed."""
+    reader = TreeModel(model)
+    tree = reader.build([sample.tokens for sample in samples])
+    rows = np.concatenate([rows[:-1] for rows in tree.rows])
+    targets = torch.from_numpy(np.concatenate([sample.tokens[1:] for sample in samples]).astype(np.int64))
+    weights = torch.from_numpy(np.concatenate([sample.weights[1:] for sample in samples])).to(reader.dtype)
+    ones = torch.ones(len(rows), dtype=reader.dtype)
+    lp = reader.logprobs(reader.hidden(tree), torch.from_numpy(rows), targets, ones, 5)
+    (lp * weights).sum().backward()
+    return gradient(model), len(tree)
 
 
 def relative(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from engine.test_local import GREEDY, ask, check_raw
@@ -29,7 +28,7 @@ from honed.train.settings import TrainSettings
 from honed.train.weights import copies
 from honed.types import Version
 
-from .models import family, gradient, naive_logprobs, relative, sample, scored, tiny
+from .models import family, gradient, naive_logprobs, relative, sample, scored, shared_gradient, tiny
 
 SETTINGS = TrainSettings(method="full", learning_rate=1e-2, threads=1, micro_tokens=40)
 ENGINE = EngineSettings(slots=4, capacity=1024, context=128, threads=1)
@@ -59,15 +58,7 @@ def test_the_gradient_of_every_parameter_equals_that_of_each_sample_alone(dtype:
         (naive_logprobs(model, each) * torch.from_numpy(each.weights[1:]).to(dtype)).sum().backward()
     assert model.lm_head.weight.grad is not None
     expected = gradient(model)
-    reader = TreeModel(model)
-    tree = reader.build([each.tokens for each in samples])
-    rows = np.concatenate([rows[:-1] for rows in tree.rows])
-    targets = torch.from_numpy(np.concatenate([each.tokens[1:] for each in samples]).astype(np.int64))
-    weights = torch.from_numpy(np.concatenate([each.weights[1:] for each in samples])).to(dtype)
-    ones = torch.ones(len(rows), dtype=dtype)
-    lp = reader.logprobs(reader.hidden(tree), torch.from_numpy(rows), targets, ones, 5)
-    (lp * weights).sum().backward()
-    assert relative(gradient(model), expected) < tolerance
+    assert relative(shared_gradient(model, samples)[0], expected) < tolerance
 
 
 @pytest.mark.parametrize("bend", [Bend(), Bend(0.5), Bend(1.0, 3.0), Bend(0.25, 2.0)])

@@ -11,7 +11,7 @@ import torch
 from honed.engine import sampler
 from honed.engine.full import FullModel
 from honed.engine.runner import Runner
-from honed.engine.scheduler import Piece, Scheduler, Sequence
+from honed.engine.scheduler import Piece, Scheduler, Sequence, cache_key
 from honed.errors import EngineError, HonedError
 from honed.log import log
 from honed.model.linear import Adapter
@@ -213,5 +213,5 @@ class Core:
             if version.key not in alive:
                 self._draining.remove((version, done))
                 for precision in self._runners:
-                    self.scheduler.blocks.forget(f"{version.key}#{precision}")
+                    self.scheduler.blocks.forget(cache_key(version.key, precision))
                 done()

@@ -22,6 +22,11 @@ if TYPE_CHECKING:  # which runs what is planned here
 Sink = Callable[[Any], None]
 
 
+def cache_key(weights: str, precision: Precision) -> str:
+    """What blocks computed by these weights at this precision are kept under."""
+    return f"{weights}#{precision}"
+
+
 @dataclass(eq=False)
 class Sequence:
     """One request on its way. `tokens` = prompt, then what was sampled; the first `computed` have keys and values.
@@ -65,7 +70,7 @@ class Sequence:
     @property
     def key(self) -> str:
         """What its cached blocks are kept under: its weights and the precision of their products."""
-        return f"{self.weights}#{self.precision}"
+        return cache_key(self.weights, self.precision)
 
     @property
     def num_output(self) -> int:
