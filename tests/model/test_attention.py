@@ -130,10 +130,10 @@ def test_prefill_is_causal_from_where_it_starts(start: int, style: dict[str, Any
 
 def test_masks() -> None:
     low = float("-inf")
-    assert decode_mask(torch.tensor([3, 1]), 1, 4, torch.float32)[:, 0, 0].tolist() == [[0, 0, low], [low, low, low]]
+    assert decode_mask(torch.tensor([3, 1]), 1, 4, torch.float32)[:, 0].tolist() == [[0, 0, low], [low, low, low]]
     assert prefill_mask(2, 3, 1, torch.float32, "cpu").tolist() == [[0, 0, low], [0, 0, 0]]
     assert prefill_mask(2, 3, 2, torch.float32, "cpu").shape == (4, 3)
-    assert decode_mask(torch.tensor([3, 2]), 0, 3, torch.float32, 2)[:, 0, 0].tolist() == [[low, 0, 0], [0, 0, low]]
+    assert decode_mask(torch.tensor([3, 2]), 0, 3, torch.float32, 2)[:, 0].tolist() == [[low, 0, 0], [0, 0, low]]
     assert prefill_mask(2, 3, 1, torch.float32, "cpu", 2).tolist() == [[0, 0, low], [low, 0, 0]]
 
 

@@ -31,6 +31,7 @@ from honed.engine.thread import CoreThread
 from honed.errors import BadRequest, ConfigError, NotFound, Refused
 from honed.model import attention, checkpoint, int8
 from honed.model.linear import Adapter
+from honed.model.threads import apart
 from honed.protocols import Chunk, EngineStatus, Request, Scores
 from honed.types import Precision, Sampling, Version
 
@@ -58,6 +59,7 @@ class LocalEngine:
     thread.
     """
 
+    @apart
     def __init__(
         self,
         loaded: Any,

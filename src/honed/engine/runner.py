@@ -15,6 +15,7 @@ from honed.engine.cache import BLOCK
 from honed.engine.scheduler import Piece
 from honed.model import attention
 from honed.model.attention import TILE, Bank, Decode, Flat, Prefill, Tiles, Write
+from honed.model.dense import Dense
 from honed.model.linear import Lane, Serving, serving_copy
 from honed.types import Precision
 
@@ -24,6 +25,7 @@ class Runner:
 
     def __init__(self, serving: Serving, config: Any, dtype: torch.dtype, device: str, *, tiled: bool = False) -> None:
         self._serving, self._dtype, self._device, self._tiled = serving, dtype, device, tiled
+        self._dense = Dense.of(serving, config)
         heads = config.num_attention_heads
         self._groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
         config_of_copy: Any = serving.model.config
@@ -45,14 +47,17 @@ class Runner:
         flat = self._flat(pieces, starts)
         self._serving.lanes.lanes = _lanes(pieces, starts)
         wanted = [i for piece, start in zip(pieces, starts, strict=True) for i in _wanted(piece, start)]
-        logits = self._serving.model(
-            input_ids=self._ints(ids)[None],
-            position_ids=self._ints(positions)[None],
-            use_cache=False,
-            logits_to_keep=self._ints(wanted),
-            honed=flat,
-        ).logits[0]
+        logits = self._logits(self._ints(ids), self._ints(positions), self._ints(wanted), flat)
         return self._distribute(pieces, logits)
+
+    def _logits(self, ids: Tensor, positions: Tensor, wanted: Tensor, flat: Flat) -> Tensor:
+        if self._dense is not None:
+            return self._dense(ids, positions, wanted, flat)
+        found = self._serving.model(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, honed=flat
+        )
+        logits: Tensor = found.logits[0]
+        return logits
 
     def _distribute(self, pieces: list[Piece], logits: Tensor) -> tuple[list[Piece], Tensor]:
         sampling, kept, at = [], [], 0
@@ -79,7 +84,7 @@ class Runner:
             assert piece.sequence.bank is not None, "a piece without a row"
             by_bank[piece.sequence.bank].append((piece, start))
         for bank, members in by_bank.items():
-            flat.writes.append(self._write(bank, members))
+            flat.writes.append(self._write(bank, members, starts[-1] + pieces[-1].count))
             if self._tiled:
                 flat.tiles.extend(self._tiles(bank, members))
                 continue
@@ -92,11 +97,12 @@ class Runner:
                     flat.prefills.append(Prefill(*place, self._groups, self._dtype, self._device))
         return flat
 
-    def _write(self, bank: Bank, members: list[tuple[Piece, int]]) -> Write:
+    def _write(self, bank: Bank, members: list[tuple[Piece, int]], num_tokens: int) -> Write:
         index = [start + i for piece, start in members for i in range(piece.count)]
         rows = [piece.sequence.row for piece, _ in members for _ in range(piece.count)]
         positions = [i for piece, _ in members for i in range(piece.start, piece.end)]
-        return Write(bank, self._ints(index), self._ints(rows), self._ints(positions))
+        every = index == list(range(num_tokens))
+        return Write(bank, None if every else self._ints(index), self._ints(rows), self._ints(positions))
 
     def _tiles(self, bank: Bank, members: list[tuple[Piece, int]]) -> list[Tiles]:
         """The members' stretches, those of one number side by side."""
@@ -126,6 +132,7 @@ class Runner:
         gather, lengths = [0] * num_rows, [max(piece.end for piece, _ in members)] * num_rows
         for piece, start in members:
             gather[piece.sequence.row], lengths[piece.sequence.row] = start, piece.end
+        in_order = gather == list(range(gather[0], gather[0] + len(members)))
         return Decode(
             bank=bank,
             gather=self._ints(gather),
@@ -135,6 +142,7 @@ class Runner:
             dtype=self._dtype,
             shared=_shared_prefix([piece for piece, _ in members]),
             shared_row=rows[0],
+            start=gather[0] if in_order else None,
         )
 
     def _ints(self, values: list[int]) -> Tensor:

@@ -171,7 +171,8 @@ def _nucleus(row: Tensor, top_k: int, top_p: float) -> Tensor:
 
 def _invert(weights: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     """The first id whose cumulative share of the weights exceeds each point, never one of weight 0; its log share."""
-    padded = functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    missing = -weights.shape[1] % BLOCK
+    padded = (functional.pad(weights, (0, missing)) if missing else weights).unflatten(1, (-1, BLOCK))
     cumulative = _cumulative(padded.sum(-1))
     totals = cumulative[:, -1:]
     target = points[:, None].double() * totals

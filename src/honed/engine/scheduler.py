@@ -123,7 +123,7 @@ class Scheduler:
     def plan(self) -> list[Piece]:
         """Admits what fits, then the next step's pieces: one token of each that decodes, and chunks of prompts.
 
-        Ordered by adapter, so that each adapter's rows are one stretch.
+        Ordered by adapter, so that each adapter's rows are one stretch, and by row, so that nothing is gathered.
         """
         self._admit()
         budget, pieces = self.prefill_chunk, []
@@ -134,7 +134,7 @@ class Scheduler:
                 budget -= count
             if count:
                 pieces.append(Piece(sequence, sequence.computed, sequence.computed + count))
-        pieces.sort(key=lambda piece: piece.sequence.key)
+        pieces.sort(key=lambda piece: (piece.sequence.key, piece.sequence.row))
         return pieces
 
     def advance(self, pieces: list[Piece]) -> None:

@@ -26,6 +26,7 @@ import msgspec
 from honed.errors import ConfigError, CorruptData, NotFound, Refused
 from honed.log import log
 from honed.model.convert import convert
+from honed.model.threads import apart
 
 FORMAT = "v1"
 """Part of a converted directory's name: a change of convert.py that changes its output changes this."""
@@ -77,6 +78,7 @@ def prepare(source: str | Path, cache: Path | None = None) -> Prepared:
     return Prepared(directory=directory, digest=_joint_digest(digests), source=str(source))
 
 
+@apart
 def load(
     source: str | Path | Prepared,
     dtype: str = "auto",
