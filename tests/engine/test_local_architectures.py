@@ -15,10 +15,10 @@ from honed.errors import ConfigError
 from honed.model.load import Loaded
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_greedy_equals_transformers(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "halved"), [*((kind, False) for kind in KINDS), ("llama", True), ("gemma2", True)])
+async def test_greedy_equals_transformers(kind: str, halved: bool) -> None:
     """Prompts of every length side by side, four of them with a prefix in common, many longer than the windows."""
-    loaded = tiny(kind)
+    loaded = tiny(kind, halved=halved)
     engine = LocalEngine(loaded, SETTINGS)
     prompts = [prompt(seed, length) for seed, length in enumerate((1, 2, 15, 16, 17, 33, 70, 130))]
     prompts += [prompt(50, 60) + prompt(60 + i, 3 + 5 * i) for i in range(4)]

@@ -22,30 +22,39 @@ SAMPLING = Sampling(temperature=0.8, top_p=0.9, max_tokens=9, seed=5, top_logpro
 LENGTHS = (1, 15, 16, 17, 40, 100)
 
 
-async def engine_of(kind: str, **settings: Any) -> LocalEngine:
+async def engine_of(kind: str, halved: bool = False, **settings: Any) -> LocalEngine:
     channel = MemoryChannel(ADAPTER_CONFIG)
-    await channel.publish("line@1", adapter_pairs(tiny(kind, **WIDE).model, 1))
-    return LocalEngine(tiny(kind, **WIDE), EngineSettings(**{**SETTINGS, **settings}), channel)
+    loaded = tiny(kind, halved=halved, **WIDE)
+    await channel.publish("line@1", adapter_pairs(loaded.model, 1))
+    return LocalEngine(loaded, EngineSettings(**{**SETTINGS, **settings}), channel)
 
 
 def bits(answer: Answer) -> tuple[Any, ...]:
     return answer.ids, answer.logprobs, answer.raw, answer.top
 
 
-async def alone(kind: str, version: str) -> list[Answer]:
+async def alone(kind: str, version: str, halved: bool = False) -> list[Answer]:
     """Each prompt in an engine that does nothing else, read in one piece."""
-    engine = await engine_of(kind, prefix=False, prefill_chunk=512)
+    engine = await engine_of(kind, halved, prefix=False, prefill_chunk=512)
     answers = [await ask(engine, prompt(n, n), SAMPLING, version) for n in LENGTHS]
     await engine.close()
     return answers
 
 
 @pytest.mark.parametrize(
-    ("kind", "version"), [("llama", ""), ("llama", "line@1"), ("qwen2", "line@1"), ("mistral", ""), ("gemma2", "")]
+    ("kind", "version", "halved"),
+    [
+        ("llama", "", False),
+        ("llama", "line@1", False),
+        ("llama", "line@1", True),
+        ("qwen2", "line@1", False),
+        ("mistral", "", False),
+        ("gemma2", "", False),
+    ],
 )
-async def test_neighbours_chunks_and_reuse_change_no_bit(kind: str, version: str) -> None:
-    expected = await alone(kind, version)
-    engine = await engine_of(kind, prefill_chunk=23)
+async def test_neighbours_chunks_and_reuse_change_no_bit(kind: str, version: str, halved: bool) -> None:
+    expected = await alone(kind, version, halved)
+    engine = await engine_of(kind, halved, prefill_chunk=23)
     for _ in range(2):  # the second time prompts are there already
         others = [ask(engine, prompt(90 + n, 3 * n), SAMPLING, other) for n in (7, 30) for other in ("", "line@1")]
         scored = [engine.logprobs(prompt(77, 60), other) for other in ("", "line@1")]

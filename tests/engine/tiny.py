@@ -52,8 +52,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 """Windows are shorter than the tests' prompts, so that they hide something."""
 
 
-def tiny(kind: str = "llama", **sizes: Any) -> Loaded:
-    """A random model of that kind, the same every time. Weights are large enough that outputs differ clearly."""
+def tiny(kind: str = "llama", *, halved: bool = False, **sizes: Any) -> Loaded:
+    """A random model of that kind, the same every time. Weights are large enough that outputs differ clearly.
+
+    `halved`: they are numbers that half precision holds.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(7)
     name, extra = KINDS[kind]
@@ -68,6 +71,8 @@ def tiny(kind: str = "llama", **sizes: Any) -> Loaded:
                 parameter.normal_(0.0, 0.15)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+            if halved:
+                parameter.copy_(parameter.half())
     return Loaded(model=model.eval(), config=config, directory=Path(), digest="tiny-" + kind)
 
 

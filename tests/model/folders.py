@@ -56,8 +56,11 @@ def write_directory(folder: Path, **changes: Any) -> LlamaForCausalLM:
     return model
 
 
-def write_gguf(path: Path, *, template: str = TEMPLATE, pre: str = "smollm") -> LlamaForCausalLM:
-    """Writes the tiny model as a GGUF file, permuted as llama.cpp keeps queries and keys."""
+def write_gguf(
+    path: Path, *, template: str = TEMPLATE, pre: str = "smollm", quantised: bool = False
+) -> LlamaForCausalLM:
+    """Writes the tiny model as a GGUF file, permuted as llama.cpp keeps queries and keys; `quantised`: its
+    matrices in blocks of 32 numbers of 8 bits, where their rows are whole blocks."""
     model = tiny_llama()
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(128)
@@ -78,8 +81,14 @@ def write_gguf(path: Path, *, template: str = TEMPLATE, pre: str = "smollm") -> 
     writer.add_eos_token_id(VOCABULARY - 1)
     if template:
         writer.add_chat_template(template)
+    if quantised:
+        writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     for name, tensor in _gguf_tensors(model).items():
-        writer.add_tensor(name, tensor)
+        if quantised and tensor.ndim > 1 and tensor.shape[-1] % 32 == 0:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from honed.model.load import load, prepare
 
 from . import tiny
+from .folders import write_gguf
 
 SMOLLM_CHECK = "855059429035d75a914d1eda9f10a876752e281a054a7a3d421ef0533e5b6249"
 """sha256 of str(ids) that the authors' tokenizer gives for CHECK_TEXT; llama.cpp tells pre-tokenisers apart by it."""
@@ -35,6 +36,17 @@ def test_a_gguf_file_becomes_the_model_that_it_was_made_of(tmp_path: Path, cache
     assert json.loads((loaded.directory / "generation_config.json").read_text()) == {"eos_token_id": [2]}
     assert (loaded.directory / "chat_template.jinja").read_text() == tiny.TEMPLATE
     assert json.loads((loaded.directory / "tokenizer_config.json").read_text())["eos_token"] == "<|im_end|>"
+
+
+def test_matrices_of_a_quantised_file_are_held_by_half_precision(tmp_path: Path, cache: Path) -> None:
+    """A step of 8 bits is a 127th of the largest weight of 32; rounding moves it by a 4096th of itself."""
+    made = write_gguf(tmp_path / "tiny.gguf", quantised=True)
+    loaded = load(tmp_path / "tiny.gguf", cache=cache)
+    for (name, found), exact in zip(loaded.model.named_parameters(), made.parameters(), strict=True):
+        assert found.dtype == torch.float32
+        if found.ndim > 1:
+            assert torch.equal(found, found.half().float()), name
+        torch.testing.assert_close(found, exact, rtol=2**-11, atol=float(exact.abs().max()) / 127)
 
 
 @pytest.mark.parametrize(("pre", "tokens"), [("smollm", ["1", "2"]), ("gpt-2", ["12"])])

@@ -7,7 +7,6 @@ bit for bit. By FBGEMM, in torch. No autograd.
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from honed.errors import ConfigError
+from honed.model import half
 
 EXACT_SHARE = 1 / 16
 """Of the input channels, those that are kept in full precision."""
@@ -100,7 +100,7 @@ class Quantised:
     """A weight [out, in] in int8, packed for products; `largest` [in] says which channels stay exact."""
 
     def __init__(self, weight: Tensor, largest: Tensor) -> None:
-        if weight.device.type != "cpu" or "fbgemm" not in torch.backends.quantized.supported_engines:
+        if weight.device.type != "cpu" or not half.available():
             raise ConfigError('precision = "int8" is made for x86 CPUs; set it to "full".')
         if weight.dtype != torch.float32:
             raise ConfigError(
@@ -109,25 +109,19 @@ class Quantised:
         weight = weight.detach().float().clone()
         self._kept = largest.topk(max(1, int(len(largest) * EXACT_SHARE))).indices.sort().values
         self._exact = weight[:, self._kept].t().contiguous()
+        self._small = torch.ones(len(largest)).index_fill_(0, self._kept, 0.0)
         weight[:, self._kept] = 0
         scales = weight.abs().amax(1).clamp_(min=1e-12).double() / 127
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # such tensors will go; torch is pinned, and a test holds this
+        with half.packing():
             zeros = torch.zeros(len(weight), dtype=torch.long)
             whole = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-        engine = torch.backends.quantized.engine
-        torch.backends.quantized.engine = "fbgemm"  # decides how weights are packed, and nothing later
-        try:
             self._packed = torch.ops.quantized.linear_prepack(whole, None)
-        finally:
-            torch.backends.quantized.engine = engine
         self._highest = 2 ** activation_bits() - 1
 
     def product(self, x: Tensor) -> Tensor:
         """x [T, in] -> x W^T [T, out]."""
-        exact = x[:, self._kept]
-        small = x.index_fill(1, self._kept, 0.0)
-        largest = small.abs().amax(-1, keepdim=True).clamp_(min=1e-12)
+        # channels that stay exact may saturate in here: their quantised weights are zero
+        largest = torch.linalg.vector_norm(x * self._small, torch.inf, -1, True).clamp_(min=1e-12)
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        out: Tensor = multiply(small.div_(largest), 2 / self._highest, (self._highest + 1) // 2, self._packed)
-        return out.mul_(largest).addmm_(exact, self._exact)
+        out: Tensor = multiply(x / largest, 2 / self._highest, (self._highest + 1) // 2, self._packed)
+        return out.mul_(largest).addmm_(x.index_select(1, self._kept), self._exact)

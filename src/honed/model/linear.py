@@ -17,12 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from honed.errors import ConfigError
+from honed.model import half
+from honed.model.half import Half
 from honed.model.int8 import Quantised
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 PACK_ROWS = 32  # the batch that oneDNN packs for; measured best or equal from 1 to 256 rows
+WIDE = 1 << 15
+"""Outputs from which on a weight is packed both ways."""
 TILE_ROWS = 32
-"""Rows of every product where results may not depend on how many there are."""
+"""Rows of every product where results may not depend on how many there are (in half precision: half.TILE_ROWS)."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,11 @@ class Product(nn.Module):
     """y = x W^T + b for several Linears that read the same x, plus each lane's low-rank term.
 
     On a CPU in fp32 the weight is packed for oneDNN, which for 1 to 64 rows takes half to nine tenths of the time of a
-    plain product. `tiled`: products of TILE_ROWS rows at a time, the last filled up with zeros, so that a row's result
-    is the same bits whatever the others are. `largest` [in]: the products are made in int8, except for the input
-    channels that it says are large (int8.py); the low-rank terms stay as they are, so an adapter is never quantised.
+    plain product; or, where half precision holds it, as half.py does, which for 1 to 8 rows takes half of oneDNN's time
+    and for 128 nine tenths. A weight as wide as a vocabulary is packed both ways, for each is faster at some number of
+    rows. `tiled`: products of so many rows at a time, the last filled up with zeros, so that a row's result is the
+    same bits whatever the others are. `largest` [in]: the products are made in int8, except for the input channels that
+    it says are large (int8.py); the low-rank terms stay as they are, so an adapter is never quantised.
     """
 
     def __init__(
@@ -85,7 +91,10 @@ class Product(nn.Module):
         self.bias = _joined_bias(linears, weight)
         self.quantised = None if largest is None else Quantised(weight, largest)
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.float32 and _has_packing()
-        if self.quantised is None:
+        wide = len(weight) >= WIDE
+        self.narrow = Half(weight) if largest is None and not (wide and tiled) and half.fits(weight) else None
+        self.weight: Tensor | None = None
+        if self.quantised is None and (self.narrow is None or wide):
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS) if self.packed else weight
         self.like = weight.new_empty(0)  # the packed weight does not say its type and place
         self._input: Tensor | None = None
@@ -106,14 +115,15 @@ class Product(nn.Module):
         flat = x.reshape(-1, self.in_features)
         if not len(flat):
             return x.new_zeros(*x.shape[:-1], sum(self.splits))
-        out = _in_tiles(self._product, flat) if self.tiled else self._product(flat)
+        num_rows = TILE_ROWS if self.narrow is None else half.TILE_ROWS
+        out = _in_tiles(self._product, flat, num_rows) if self.tiled else self._product(flat)
         for lane in self.lanes.lanes if self.lanes else ():
             pair = lane.adapter.weights.get(self.name)
             if pair is None:
                 continue
             rows = flat[lane.start : lane.end]
             if self.tiled:
-                out[lane.start : lane.end] += _in_tiles(functools.partial(_low_rank, *pair), rows)
+                out[lane.start : lane.end] += _in_tiles(functools.partial(_low_rank, *pair), rows, TILE_ROWS)
             else:
                 out[lane.start : lane.end].addmm_(rows @ pair[0], pair[1])
         return out.view(*x.shape[:-1], -1)
@@ -121,10 +131,14 @@ class Product(nn.Module):
     def _product(self, flat: Tensor) -> Tensor:
         if self.quantised is not None:
             out = self.quantised.product(flat)
-            return out if self.bias is None else out.add_(self.bias)
-        if self.packed:
+        elif self.narrow is not None and (self.weight is None or len(flat) * sum(self.splits) <= half.ROOM):
+            out = self.narrow.product(flat)
+        elif self.packed:
             return torch.ops.mkldnn._linear_pointwise(flat, self.weight, self.bias, "none", [], "")
-        return functional.linear(flat, self.weight, self.bias)
+        else:
+            assert self.weight is not None, "a product that is not packed keeps its weight"
+            return functional.linear(flat, self.weight, self.bias)
+        return out if self.bias is None else out.add_(self.bias)
 
 
 class Part(nn.Module):
@@ -208,10 +222,10 @@ def _low_rank(down: Tensor, up: Tensor, x: Tensor) -> Tensor:
     return (x @ down) @ up
 
 
-def _in_tiles(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """product(x) [n, out] for x [n, in], TILE_ROWS rows at a time."""
-    whole = functional.pad(x, (0, 0, 0, -len(x) % TILE_ROWS))
-    return torch.cat([product(tile) for tile in whole.split(TILE_ROWS)])[: len(x)]
+def _in_tiles(product: Callable[[Tensor], Tensor], x: Tensor, num_rows: int) -> Tensor:
+    """product(x) [n, out] for x [n, in], `num_rows` rows at a time."""
+    whole = functional.pad(x, (0, 0, 0, -len(x) % num_rows))
+    return torch.cat([product(tile) for tile in whole.split(num_rows)])[: len(x)]
 
 
 def _groups(module: nn.Module) -> list[tuple[str, ...]]:

@@ -28,7 +28,7 @@ from honed.log import log
 from honed.model.convert import convert
 from honed.model.threads import apart
 
-FORMAT = "v1"
+FORMAT = "v2"
 """Part of a converted directory's name: a change of convert.py that changes its output changes this."""
 
 MANIFEST = "manifest.json"
