@@ -154,7 +154,7 @@ def rounds(contenders: list[Contender], job: dict[str, Any], count: int) -> dict
             answer = contender.ask({**job, "round": number})
             if answer is not None:
                 found[contender.name].append(answer)
-                print(f"{contender.name} {json.dumps(job)} {json.dumps(answer)}", file=sys.stderr, flush=True)
+                print(f"{contender.name}, round {number + 1}: {json.dumps(answer)}", file=sys.stderr, flush=True)
     return found
 
 

@@ -20,6 +20,7 @@ from honed.errors import Refused
 from honed.log import log
 from honed.model import lora
 from honed.model.load import Loaded
+from honed.model.threads import apart
 from honed.model.tree_model import TreeModel
 from honed.protocols import Channel, Loss, Scores, Snapshot, StepResult
 from honed.train import passes, snapshots
@@ -61,7 +62,7 @@ class LocalTrainer:
         self._is_fresh = True
         self._optimiser = Optimiser(self._parameters, settings)
         self._waste = ""
-        self._thread = ThreadPoolExecutor(1, "trainer", initializer=_use_threads, initargs=(settings.threads,))
+        self._thread = ThreadPoolExecutor(1, "trainer")
 
     async def forward_backward(self, samples: Sequence[Sample], loss: Loss) -> StepResult:
         """Adds the gradient of `loss` over `samples`. Skipped, with the reason, when it would teach nothing.
@@ -104,7 +105,14 @@ class LocalTrainer:
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        """One at a time, each on a thread of its own: between them all cores are the engine's."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._alone, work)
+
+    @apart
+    def _alone(self, work: Callable[[], T]) -> T:
+        if self._settings.threads:  # OpenMP keeps the number for each calling thread
+            torch.set_num_threads(self._settings.threads)
+        return work()
 
     def _forward_backward(self, samples: Sequence[Sample], loss: Loss) -> StepResult:
         try:
@@ -160,9 +168,3 @@ class LocalTrainer:
 
 
 _KINDS = {"adapter": "an adapter", "full": "a whole model"}
-
-
-def _use_threads(threads: int) -> None:
-    """Called in the trainer's thread: the number of threads is kept per calling thread by OpenMP."""
-    if threads:
-        torch.set_num_threads(threads)
