@@ -21,7 +21,7 @@ OPTIONS = answer.options()
 def main() -> None:
     started = time.perf_counter()
     settings = EngineSettings(
-        slots=128, capacity=128 * 1200, context=2048, prefill_chunk=512, threads=OPTIONS["threads"],
+        slots=128, capacity=80_000, context=2048, prefill_chunk=512, threads=OPTIONS["threads"],
         precision=OPTIONS["precision"], deterministic=OPTIONS.get("deterministic", False),
     )  # fmt: skip
     engine = LocalEngine(load(OPTIONS["model"]), settings)
