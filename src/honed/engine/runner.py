@@ -101,7 +101,7 @@ class Runner:
         index = [start + i for piece, start in members for i in range(piece.count)]
         rows = [piece.sequence.row for piece, _ in members for _ in range(piece.count)]
         positions = [i for piece, _ in members for i in range(piece.start, piece.end)]
-        every = index == list(range(num_tokens))
+        every = len(index) == num_tokens  # in order, for members are
         return Write(bank, None if every else self._ints(index), self._ints(rows), self._ints(positions))
 
     def _tiles(self, bank: Bank, members: list[tuple[Piece, int]]) -> list[Tiles]:

@@ -1,13 +1,13 @@
 """Threads of products: libgomp lets the workers of a team spin between two products only while all teams of a process
 fit its cores; each thread that ever made a product keeps a team. A second one costs a wake-up (70 us on two AVX2 cores)
-at every product, a sixth of a step of one row."""
+at every product."""
 
 from __future__ import annotations
 
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,7 +27,7 @@ def apart(work: Callable[P, R]) -> Callable[P, R]:
             except BaseException as error:  # raised below, on the caller's thread
                 failed.append(error)
 
-        thread: Any = threading.Thread(target=one, name=f"honed-{work.__name__}", daemon=True)
+        thread = threading.Thread(target=one, name="honed-apart", daemon=True)
         thread.start()
         thread.join()
         if failed:
