@@ -76,8 +76,8 @@ async def test_what_was_sampled_scores_as_it_was_sampled() -> None:
 
 async def test_without_it_products_do_depend_on_their_rows() -> None:
     """Else the tests above would prove nothing."""
-    tiled, plain = await alone("llama", ""), []
-    engine = await engine_of("llama", deterministic=False, prefix=False, prefill_chunk=512)
+    tiled, plain = await alone("llama", "", halved=True), []
+    engine = await engine_of("llama", halved=True, deterministic=False, prefix=False, prefill_chunk=512)
     plain = [await ask(engine, prompt(n, n), SAMPLING) for n in LENGTHS]
     assert [answer.raw for answer in plain] != [answer.raw for answer in tiled]
     for one, other in zip(plain, tiled, strict=True):

@@ -19,7 +19,6 @@ from honed.model.attention import (
     Prefill,
     Write,
     attend,
-    blank,
     decode_mask,
     position_limit,
     prefill_mask,
@@ -142,17 +141,9 @@ def test_rows_move_and_clear() -> None:
     before = made.data[:, :, 3, :, :5].clone()
     made.move(3, 0, 5)
     assert torch.equal(made.data[:, :, 0, :, :5], before)
-    made.clear(0)
-    assert not made.data[:, :, 0].any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_blank_memory_is_zero_and_of_its_kind(dtype: torch.dtype) -> None:
-    made = blank((3, 5), dtype, "cpu")
-    assert made.shape == (3, 5)
-    assert made.dtype == dtype
-    assert not made.any()
-    made += 1
+    made.clear(0, 3)
+    assert not made.data[:, :, 0, :, :3].any()
+    assert torch.equal(made.data[:, :, 0, :, 3:5], before[:, :, :, 3:])
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,15 @@ import pytest
 import torch
 from engine.tiny import KINDS, tiny
 
-from honed.model.attention import Bank, Decode, Flat, Write
+from honed.model.attention import Decode, Flat, Write
+from honed.model.bank import Bank
 from honed.model.dense import Dense, Norm
 from honed.model.linear import serving_copy
 
 
 def test_a_norm_by_hand() -> None:
     """(3, 4) has a mean square of 12.5."""
-    norm = Norm(torch.tensor([2.0, 1.0]), torch.tensor(0.5))
+    norm = Norm(torch.tensor([2.0, 1.0]), 0.5)
     found = norm(torch.tensor([[3.0, 4.0]]))
     torch.testing.assert_close(found, torch.tensor([[6.0, 4.0]]) / math.sqrt(13.0))
 

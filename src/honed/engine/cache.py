@@ -4,10 +4,14 @@ A running sequence owns one row of a bank whose rows are just long enough; rows 
 a hole), so that a decode step reads views and copies nothing. Finished or prefilled tokens are kept as blocks of 16 in
 a tree keyed by (adapter, exact token ids), least recently used first to go. Copying a block costs about 1/100 of
 computing it, so blocks are copied into rows, and need no reference counts. Cached blocks never cross adapters.
+
+Both know how many tokens' memory they hold, rows and blocks that were freed among them, and can give back what is free
+(model/bank.py).
 """
 
 from __future__ import annotations
 
+import mmap
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +19,7 @@ from typing import Any
 
 import torch
 
-from honed.model.attention import Bank, blank
+from honed.model.bank import Bank, Room
 
 BLOCK = 16
 SHORTEST_ROW = 256
@@ -50,13 +54,23 @@ class Shape:
 
 
 class Rows:
-    """Banks by row length (256, 512, ... up to the context), each with its rows dense from 0."""
+    """Banks by row length (256, 512, ... up to the context), each with its rows dense from 0.
+
+    Owners have `computed`, their tokens so far, and `need`, the most they can come to.
+    """
 
     def __init__(self, shape: Shape, num_rows: int, context: int) -> None:
         self._shape, self._num_rows = shape, num_rows
         self._lengths = row_lengths(context)
         self._banks: dict[int, Bank] = {}
         self.owners: dict[int, list[Any]] = {length: [] for length in self._lengths}
+        # by row, tokens whose memory it may have
+        self._held: dict[int, list[int]] = {length: [0] * num_rows for length in self._lengths}
+
+    @property
+    def held(self) -> int:
+        """Tokens whose memory is taken, or may be before the requests that run have ended."""
+        return sum(sum(held) for held in self._held.values())
 
     def take(self, owner: Any, num_tokens: int) -> tuple[Bank, int]:
         """A row that can hold `num_tokens`. The caller sees to it that at most `num_rows` are taken."""
@@ -64,7 +78,9 @@ class Rows:
         owners = self.owners[length]
         assert len(owners) < self._num_rows, "more rows taken than there are slots"
         owners.append(owner)
-        return self.bank(length), len(owners) - 1
+        row = len(owners) - 1
+        self._held[length][row] = max(self._held[length][row], self._pages(num_tokens))
+        return self.bank(length), row
 
     def bank(self, length: int) -> Bank:
         """The bank of that row length, made when first needed."""
@@ -75,13 +91,34 @@ class Rows:
 
     def give_back(self, bank: Bank, row: int) -> tuple[Any, int] | None:
         """Frees a row. Returns (owner, row) of the one moved into the hole, if any: its first `computed` tokens."""
-        owners = self.owners[bank.length]
+        owners, held = self.owners[bank.length], self._held[bank.length]
         last = owners.pop()
         if row == len(owners):
             return None
         bank.move(len(owners), row, last.computed)
         owners[row] = last
+        held[row] = max(held[row], self._pages(last.need))
         return last, row
+
+    def release(self) -> None:
+        """Gives back the memory of free rows, and of what running ones will not come to."""
+        for length, bank in self._banks.items():
+            owners, held = self.owners[length], self._held[length]
+            if not bank.returns:
+                continue
+            if any(held[len(owners) :]):
+                bank.release_rows(len(owners))
+                held[len(owners) :] = [0] * (self._num_rows - len(owners))
+            for row, owner in enumerate(owners):
+                need = self._pages(owner.need)
+                if held[row] > need:
+                    bank.release_tokens(row, need)
+                    held[row] = need
+
+    def _pages(self, num_tokens: int) -> int:
+        """Rounded up to whole pages of memory."""
+        unit = max(BLOCK, mmap.PAGESIZE // (self._shape.head_dim * self._shape.dtype.itemsize))
+        return -(-num_tokens // unit) * unit
 
 
 @dataclass
@@ -98,7 +135,8 @@ class Blocks:
     def __init__(self, shape: Shape, limit: int) -> None:
         self._shape = shape
         self._count = max(limit // BLOCK, 1)
-        self._data: torch.Tensor | None = None
+        self._room: Room | None = None
+        self._held: set[int] = set()  # blocks whose memory is taken
         self._free = list(range(self._count))
         # Oldest first. A path is touched from its leaf up, so the oldest entry never has a child.
         self._nodes: OrderedDict[tuple[int, tuple[int, ...]], _Block] = OrderedDict()
@@ -107,8 +145,21 @@ class Blocks:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens held."""
+        """Tokens kept."""
         return len(self._nodes) * BLOCK
+
+    @property
+    def held(self) -> int:
+        """Tokens whose memory is taken."""
+        return len(self._held) * BLOCK
+
+    def release(self) -> None:
+        """Gives back the memory of blocks that were freed."""
+        if self._room is None or not self._room.returns:
+            return
+        for index in self._held.intersection(self._free):
+            self._room.release(self._room.data[index])
+            self._held.remove(index)
 
     def find(self, adapter: str, tokens: Sequence[int]) -> list[int]:
         """Indices of the longest kept chain of blocks that `tokens` begins with; marks it as used."""
@@ -120,8 +171,9 @@ class Blocks:
         """Copies blocks to the beginning of a row."""
         if not indices:
             return
-        assert self._data is not None
-        picked = self._data[torch.as_tensor(indices, device=self._data.device)]
+        assert self._room is not None
+        data = self._room.data
+        picked = data[torch.as_tensor(indices, device=data.device)]
         n, layers, two, heads, _, dim = picked.shape
         whole = picked.permute(1, 2, 3, 0, 4, 5).reshape(layers, two, heads, n * BLOCK, dim)
         bank.data[:, :, row, :, : n * BLOCK] = whole
@@ -198,12 +250,14 @@ class Blocks:
 
     def _store(self, indices: list[int], bank: Bank, row: int, first: int) -> None:
         s = self._shape
-        if self._data is None:
+        if self._room is None:
             shape = (self._count, s.num_layers, 2, s.kv_heads, BLOCK, s.head_dim)
-            self._data = blank(shape, s.dtype, s.device)
+            self._room = Room(shape, s.dtype, s.device)
+        data = self._room.data
         part = bank.data[:, :, row, :, first * BLOCK : (first + len(indices)) * BLOCK]
         split = part.unflatten(3, (len(indices), BLOCK)).permute(3, 0, 1, 2, 4, 5)
-        self._data[torch.as_tensor(indices, device=self._data.device)] = split
+        data[torch.as_tensor(indices, device=data.device)] = split
+        self._held.update(indices)
 
 
 def row_lengths(context: int) -> list[int]:

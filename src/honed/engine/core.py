@@ -201,7 +201,7 @@ class Core:
 
     def _fail(self, sequence: Sequence, error: HonedError) -> None:
         if sequence.bank is not None:
-            sequence.bank.clear(sequence.row)  # it may hold values that are not finite
+            sequence.bank.clear(sequence.row, sequence.need)  # it may hold values that are not finite
         self.scheduler.remove(sequence, keep=False)
         sequence.sink(error)
 

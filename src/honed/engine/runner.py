@@ -14,10 +14,14 @@ from honed.engine import sampler
 from honed.engine.cache import BLOCK
 from honed.engine.scheduler import Piece
 from honed.model import attention
-from honed.model.attention import TILE, Bank, Decode, Flat, Prefill, Tiles, Write
+from honed.model.attention import TILE, Decode, Flat, Prefill, Tiles, Write
+from honed.model.bank import Bank
 from honed.model.dense import Dense
 from honed.model.linear import Lane, Serving, serving_copy
 from honed.types import Precision
+
+SHARED = 128
+"""Tokens that all rows of a bank begin with, from which on kernels that read a row at a time are the slower way."""
 
 
 class Runner:
@@ -83,6 +87,9 @@ class Runner:
         for piece, start in zip(pieces, starts, strict=True):
             assert piece.sequence.bank is not None, "a piece without a row"
             by_bank[piece.sequence.bank].append((piece, start))
+        if self._dense is not None and self._dense.has_kernels:
+            self._lay_out_step(self._dense, flat, by_bank)
+            return flat
         for bank, members in by_bank.items():
             flat.writes.append(self._write(bank, members, starts[-1] + pieces[-1].count))
             if self._tiled:
@@ -90,12 +97,26 @@ class Runner:
                 continue
             decoding = [member for member in members if member[0].count == 1]
             if decoding:
-                flat.decodes.append(self._decode(bank, decoding))
+                flat.decodes.append(self._decode(bank, decoding, _shared_prefix(decoding)))
             for piece, start in members:
                 if piece.count > 1:
                     place = (bank, piece.sequence.row, start, start + piece.count, piece.end)
                     flat.prefills.append(Prefill(*place, self._groups, self._dtype, self._device))
         return flat
+
+    def _lay_out_step(self, dense: Dense, flat: Flat, by_bank: dict[Bank, list[tuple[Piece, int]]]) -> None:
+        """Each token attends alone, but for rows with much in common: that they read together."""
+        every, alone = [], []
+        for bank, members in by_bank.items():
+            decoding = [member for member in members if member[0].count == 1]
+            shared = 0 if self._tiled else _shared_prefix(decoding)
+            if shared >= SHARED:
+                flat.decodes.append(self._decode(bank, decoding, shared))
+            for piece, start in members:
+                every.append((bank, piece.sequence.row, start, piece.start, piece.end))
+                if shared < SHARED or piece.count > 1:
+                    alone.append(every[-1])
+        flat.step = dense.step(every, alone)
 
     def _write(self, bank: Bank, members: list[tuple[Piece, int]], num_tokens: int) -> Write:
         index = [start + i for piece, start in members for i in range(piece.count)]
@@ -126,7 +147,7 @@ class Runner:
             found.append(Tiles(bank, number, rows, places, self._ints(index), self._ints(which), self._dtype))
         return found
 
-    def _decode(self, bank: Bank, members: list[tuple[Piece, int]]) -> Decode:
+    def _decode(self, bank: Bank, members: list[tuple[Piece, int]], shared: int) -> Decode:
         rows = [piece.sequence.row for piece, _ in members]
         num_rows = max(rows) + 1
         gather, lengths = [0] * num_rows, [max(piece.end for piece, _ in members)] * num_rows
@@ -140,7 +161,7 @@ class Runner:
             index=self._ints([start for _, start in members]),
             lengths=lengths,
             dtype=self._dtype,
-            shared=_shared_prefix([piece for piece, _ in members]),
+            shared=shared,
             shared_row=rows[0],
             start=gather[0] if in_order else None,
         )
@@ -198,10 +219,13 @@ def _lanes(pieces: list[Piece], starts: list[int]) -> list[Lane]:
     return lanes
 
 
-def _shared_prefix(pieces: list[Piece]) -> int:
-    """Tokens (whole blocks) that every piece's sequence begins with, the newest token of each left out; 0 if few."""
+def _shared_prefix(members: list[tuple[Piece, int]]) -> int:
+    """Tokens (whole blocks) that every piece's sequence begins with, the newest token of each left out."""
+    if len(members) < 2:
+        return 0
+    pieces = [piece for piece, _ in members]
     first = pieces[0].sequence
-    if len(pieces) < 2 or any(piece.sequence.adapter is not first.adapter for piece in pieces):
+    if any(piece.sequence.adapter is not first.adapter for piece in pieces):
         return 0
     common = min(piece.start for piece in pieces)
     for piece in pieces[1:]:

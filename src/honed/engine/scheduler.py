@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from honed.engine.cache import BLOCK, Blocks, Rows
 from honed.engine.grammar import Constraint
-from honed.model.attention import Bank
+from honed.model.bank import Bank
 from honed.model.linear import Adapter
 from honed.types import Precision, Sampling
 
@@ -182,6 +182,7 @@ class Scheduler:
         sequence.computed = sequence.cached = len(found) * BLOCK
         self.reserved += sequence.need
         self.blocks.shrink(self.capacity - self.reserved)
+        self._release()
 
     def _reusable(self, sequence: Sequence) -> list[int]:
         if not self.prefix or sequence.scores is not None:
@@ -208,3 +209,10 @@ class Scheduler:
         if self.prefix and sequence.bank is not None and sequence.scores is None:
             tokens = sequence.tokens[: sequence.computed]
             self.blocks.keep(sequence.key, tokens, sequence.bank, sequence.row, self.capacity - self.reserved)
+            self._release()
+
+    def _release(self) -> None:
+        """Where rows and blocks that were freed still take memory, and more is held than may be: gives it back."""
+        if self.rows.held + self.blocks.held > self.capacity:
+            self.blocks.release()
+            self.rows.release()

@@ -8,48 +8,24 @@ caps and attention sinks arrive as keyword arguments too. Other kinds of layers 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
 from honed.errors import ConfigError
+from honed.model.bank import Bank
+
+if TYPE_CHECKING:  # which needs numba
+    from honed.model.kernels import Step
 
 NAME = "honed_flat"
 TILE = 16
 """Positions of a stretch that is always computed in one shape (see Tiles)."""
-
-
-class Bank:
-    """Keys and values of up to `num_rows` sequences of up to `length` tokens.
-
-    data [layers, 2, rows, kv_heads, length, head_dim]. On a CPU the pages of rows never used are never touched. Zeros,
-    because what is masked is still multiplied, and must be finite.
-    """
-
-    def __init__(
-        self, num_layers: int, num_rows: int, kv_heads: int, length: int, head_dim: int, dtype: torch.dtype, device: str
-    ) -> None:
-        self.num_rows, self.length = num_rows, length
-        self.data = blank((num_layers, 2, num_rows, kv_heads, length, head_dim), dtype, device)
-
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each [rows, kv_heads, length, head_dim]."""
-        return self.data[index, 0], self.data[index, 1]
-
-    def clear(self, row: int) -> None:
-        """Zeroes a row, after values that were not finite."""
-        self.data[:, :, row] = 0
-
-    def move(self, source: int, target: int, num_tokens: int) -> None:
-        """Copies the first `num_tokens` of a row over another row."""
-        self.data[:, :, target, :, :num_tokens] = self.data[:, :, source, :, :num_tokens]
 
 
 @dataclass(frozen=True)
@@ -173,22 +149,16 @@ class Style:
         return self.softcap is None and self.sinks is None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Flat:
-    """The layout of one step's batch."""
+    """The layout of one step's batch. With a `step`, new keys and values have been written before attention, and it
+    attends to those that are not in `decodes`."""
 
     writes: list[Write] = field(default_factory=list)
     decodes: list[Decode] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
     tiles: list[Tiles] = field(default_factory=list)
-
-
-def blank(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
-    """Zeros; on a CPU the memory is taken page by page when first written (torch.zeros would write it all)."""
-    if device != "cpu":
-        return torch.zeros(*shape, dtype=dtype, device=device)
-    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(*shape)
+    step: Step | None = None
 
 
 ATTENTION = ("full_attention", "sliding_attention")
@@ -297,6 +267,8 @@ def attend_flat(queries: Tensor, new: Tensor, flat: Flat, layer: int, style: Sty
         else:
             rows = slice(decode.start, decode.start + len(decode.rows))
             out[rows] = _decode(queries[rows], decode, layer, style, scale)
+    if flat.step is not None:
+        flat.step.attend(queries, out, layer, style.window, scale)
     for prefill in flat.prefills:
         out[prefill.start : prefill.end] = _prefill(queries[prefill.start : prefill.end], prefill, layer, style, scale)
     for tiles in flat.tiles:

@@ -1,23 +1,34 @@
 """The forward pass of the plain dense decoder over a flat batch, in as few calls as it takes.
 
 At one to eight rows half of the time of transformers' own pass on a CPU is not in its products but between them: some
-150 small calls a layer. This is the same arithmetic in about thirty. Made for the layers named in PLAIN, whose code in
-transformers differs by a bias, a norm or a window; any other model keeps transformers' pass, and before an engine
-serves, either is compared with transformers' logits (engine/selfcheck.py). No autograd.
+150 small calls a layer. This is the same arithmetic in nine, four of them products and the others of kernels.py; or in
+about thirty of torch's, where kernels can't run. Made for the layers named in PLAIN, whose code in transformers differs
+by a bias, a norm or a window; any other model keeps transformers' pass, and before an engine serves, either is compared
+with transformers' logits (engine/selfcheck.py). No autograd.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.activations import SiLUActivation
 
 from honed.model.attention import Flat, Style, attend_flat
 from honed.model.linear import Product, Serving
+
+try:
+    from honed.model import kernels
+except ImportError:  # numba is not installed
+    kernels = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from honed.model.kernels import Member, Step
 
 PLAIN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 
@@ -27,11 +38,24 @@ class Norm:
     """x / sqrt(mean(x^2) + eps) times a weight [n], over the last dimension (Zhang and Sennrich 2019, eq. 4)."""
 
     weight: Tensor
-    eps: Tensor
+    epsilon: float
+
+    @functools.cached_property
+    def _eps(self) -> Tensor:
+        return self.weight.new_tensor(self.epsilon)
+
+    @functools.cached_property
+    def bits(self) -> int:
+        """epsilon, for a kernel."""
+        return kernels.as_bits(self.epsilon)
+
+    def after(self, x: Tensor, more: Tensor | None) -> Tensor:
+        """Of x + more, which x becomes, by a kernel."""
+        return kernels.normed(x, more, self)
 
     def __call__(self, x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, 2, -1, True)
-        inverse = torch.addcmul(self.eps, length, length, value=1 / x.shape[-1]).rsqrt_()
+        inverse = torch.addcmul(self._eps, length, length, value=1 / x.shape[-1]).rsqrt_()
         return torch.mul(x, inverse).mul_(self.weight)
 
 
@@ -63,6 +87,11 @@ class Dense:
         attention = body.layers[0].self_attn
         self._dim, self._scale = int(attention.head_dim), float(attention.scaling)
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._groups = self._heads // self._kv_heads
+        self.has_kernels = (
+            kernels is not None and self._embedding.device.type == "cpu"
+            and kernels.fit(self._groups, self._dim) and type(self._act) in (nn.SiLU, SiLUActivation)
+        )  # fmt: skip
 
     @classmethod
     def of(cls, serving: Serving, config: Any) -> Dense | None:
@@ -76,12 +105,36 @@ class Dense:
         """Logits [n, vocabulary] of the rows `wanted` [n], of a flat batch of ids and positions [T]."""
         x = functional.embedding(ids, self._embedding)
         cos, sin = self._turns(x, positions)
+        if flat.step is not None:
+            return self._head.compute(self._in_kernels(x, cos, sin, wanted, flat, flat.step))
         for number, layer in enumerate(self._layers):
             self._attention(x, layer, number, cos, sin, flat)
             hidden = layer.gate_up.compute(layer.before_mlp(x))
             half = hidden.shape[-1] // 2
             x.add_(layer.down.compute(self._act(hidden[:, :half]).mul_(hidden[:, half:])))
         return self._head.compute(self._norm(x[wanted]))
+
+    def step(self, members: Sequence[Member], alone: Sequence[Member]) -> Step:
+        """A step's layout for kernels; see kernels.Step."""
+        return kernels.Step(self._groups, self._dim, members, alone)
+
+    def _in_kernels(self, x: Tensor, cos: Tensor, sin: Tensor, wanted: Tensor, flat: Flat, step: Step) -> Tensor:
+        """The last norm's answer for `wanted`. What a half of a layer adds is added where the next norm reads."""
+        num_tokens, heads, kv_heads, dim = len(x), self._heads, self._kv_heads, self._dim
+        cos, sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
+        more: Tensor | None = None
+        for number, layer in enumerate(self._layers):
+            joined = layer.qkv.compute(layer.before_attention.after(x, more)).view(
+                num_tokens, heads + 2 * kv_heads, dim
+            )
+            step.rotate(joined, cos, sin, layer.query_norm, layer.key_norm, number)
+            queries = joined[:, :heads].view(num_tokens, kv_heads, self._groups, dim)
+            mixed = attend_flat(queries, joined, flat, number, layer.style, self._scale)
+            more = layer.out.compute(mixed.view(num_tokens, heads * dim))
+            hidden = layer.gate_up.compute(layer.before_mlp.after(x, more))
+            more = layer.down.compute(kernels.gated(hidden))
+        assert more is not None, "a model without layers"
+        return self._norm.after(x[wanted], more[wanted])
 
     def _turns(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, d] of rotary positions (Su et al. 2021), sin with the sign of the half it is for."""
@@ -123,4 +176,4 @@ def _layer(products: dict[str, Product], number: int, layer: Any, config: Any) -
 
 def _norm(module: Any) -> Norm:
     weight: Tensor = module.weight
-    return Norm(weight, weight.new_tensor(module.variance_epsilon))
+    return Norm(weight, float(module.variance_epsilon))
