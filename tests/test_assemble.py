@@ -234,6 +234,14 @@ def test_the_loss_decides_what_an_algorithm_needs(sections: dict, needs: set) ->
         ({"train": {"policy": {"correction_high": 3.0}}}, r"Set grpo\.anchor = 'trainer'"),
         ({"rollout": {"precision": "int8"}}, r"weighs each token by how far the two differ"),
         (
+            {"engine": {"precision": "int8"}, "grpo": {"anchor": "trainer"}, "train": {"policy": {"kl": 0.1}}},
+            r"train\.policy\.kl with engine\.precision = 'int8'",
+        ),
+        (
+            {"engine": {"precision": "int8"}, "learner": {"algorithm": "dpo"}},
+            r"train\.preference\.kind = 'dpo' with engine\.precision = 'int8'",
+        ),
+        (
             {
                 "rollout": {"precision": "int8"},
                 "learner": {"algorithm": "distill"},

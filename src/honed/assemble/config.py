@@ -195,6 +195,13 @@ def _check_int8(config: Config) -> None:
             f"{key} = 'int8' with grpo.anchor = 'sampler': what int8 sampled would be taken for what the "
             "policy thought. Set grpo.anchor = 'trainer', which weighs each token by how far the two differ."
         )
+    compared = {"grpo": config.train.policy.kl > 0, "dpo": config.train.preference.kind != "simpo"}
+    if config.engine.precision == "int8" and compared.get(algorithm):
+        what = "train.policy.kl" if algorithm == "grpo" else f"train.preference.kind = {config.train.preference.kind!r}"
+        raise ConfigError(
+            f"{what} with engine.precision = 'int8': what the turn's first version thought, which the loss compares "
+            "with, would be int8's reading of it. Set rollout.precision = 'int8' and leave engine.precision at 'full'."
+        )
 
 
 def _check_distillation(config: Config) -> None:
