@@ -4,15 +4,18 @@ All start from the same model (taught by demonstrations from before the tools ch
 order, take the same number of attempts and updates at the same rate, and are judged by the same engine on 64 held-out
 requests after every second step. Sampling draws its own dice on each side, so each is run with several seeds;
 `difference_low` and `difference_high` bound the mean of honed's gain minus TRL's, paired by seed, with 95 % (Student's
-t). Hours on two cores.
+t). Hours on two cores: what each seed gave is kept in .bench/learning, and a run that was stopped goes on where it was;
+`--fresh` begins again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from honed.text import load_renderer
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SOURCES = f"{Path(__file__).parent.parent / 'src'}:{EXAMPLES}"
 TRL = ("torch==2.13.0", "trl==1.16.0 peft", "datasets", "msgspec numpy")
-STEPS, PER_STEP, SIZE, NEW, EVERY, RATE = 8, 6, 8, 48, 2, 5e-5
+STEPS, PER_STEP, SIZE, NEW, EVERY, RATE = 8, 4, 8, 48, 2, 5e-5
 T_95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 1: 12.706}
 """Student's t, two-sided 95 %, by degrees of freedom."""
 
@@ -132,6 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--fresh", action="store_true", help="forget what seeds gave before")
     given = parser.parse_args()
     sys.path.insert(0, str(EXAMPLES))
     base = prepare("smollm2").directory
@@ -140,6 +144,10 @@ def main() -> None:
     held_out = first_calls(renderer, range(5_000_000, 5_100_000), "after", True, 64)
     options: dict[str, Any] = {"model": str(start), "threads": given.threads, "method": "lora"}
     env = {"PYTHONPATH": SOURCES}
+    kept = arena.ENVIRONMENTS / "learning" / "-".join(map(str, (STEPS, PER_STEP, SIZE, NEW, EVERY, RATE)))
+    if given.fresh:
+        shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True, exist_ok=True)
     curves: dict[str, dict[int, list[float]]] = {"honed": {}, "honed_int8": {}, "trl": {}}
     missing: dict[str, str] = {}
     judge = arena.Contender("judge", "honed_judge.py", options=options, env=env)
@@ -167,15 +175,23 @@ def main() -> None:
                 arena.Contender("trl", "trl_grpo.py", TRL, options=options, env=env),
             ]
             for contender in contenders:
-                try:
-                    contender.start()
-                    folders = (trl_run if contender.name == "trl" else honed_run)(contender, tasks, seed)
-                finally:
-                    contender.close()
-                if contender.unavailable:
-                    missing[contender.name] = contender.unavailable
-                    continue
-                curves[contender.name][seed] = [before, *map(judged, folders)]
+                result = kept / f"{contender.name}-{seed}.json"
+                if not result.is_file():
+                    began = time.monotonic()
+                    try:
+                        contender.start()
+                        folders = (trl_run if contender.name == "trl" else honed_run)(contender, tasks, seed)
+                    finally:
+                        contender.close()
+                    if contender.unavailable:
+                        missing[contender.name] = contender.unavailable
+                        continue
+                    curve = [before, *map(judged, folders)]
+                    found = {"curve": curve, "seconds": round(time.monotonic() - began), "hello": contender.hello}
+                    partial = result.with_suffix(".partial")
+                    partial.write_text(json.dumps(found))
+                    partial.replace(result)
+                curves[contender.name][seed] = json.loads(result.read_text())["curve"]
                 print(contender.name, seed, curves[contender.name][seed], file=sys.stderr, flush=True)
     finally:
         judge.close()
