@@ -69,27 +69,26 @@ def main() -> None:
                     "honed_lora_int8", "honed_learner.py", options={**options, "method": method, "precision": "int8"}
                 )
             )
-        try:
-            for contender in pair:
-                contender.start()
-                print(contender.name, contender.hello, contender.unavailable, file=sys.stderr, flush=True)
-            for name, shape in {"short": SHORT, "long": LONG}.items():
-                for number in range(given.rounds):
-                    asked = prompts(tokenizer, shape["count"], shape["length"], number)
-                    job = {"prompts": asked, "size": shape["size"], "new": shape["new"], "steps": STEPS}
-                    for contender in pair:
+        # one at a time: each takes a third of a machine's memory or more
+        for name, shape in {"short": SHORT, "long": LONG}.items():
+            for number in range(given.rounds):
+                asked = prompts(tokenizer, shape["count"], shape["length"], number)
+                job = {"prompts": asked, "size": shape["size"], "new": shape["new"], "steps": STEPS}
+                for contender in pair:
+                    try:
+                        contender.start()
                         ask = honed_step if contender.name.startswith("honed") else arena.Contender.ask
                         found = ask(contender, job)
-                        if found is not None:
-                            figures.setdefault(f"{contender.name}_{name}", []).append(found)
-                            print(contender.name, name, found, file=sys.stderr, flush=True)
-            for contender in pair:
-                peaks[contender.name], hello[contender.name] = contender.peak_gb, contender.hello
-                if contender.unavailable:
-                    missing[contender.name] = contender.unavailable
-        finally:
-            for contender in pair:
-                contender.close()
+                    finally:
+                        contender.close()
+                    peaks[f"{contender.name}_{name}"] = contender.peak_gb
+                    hello[contender.name] = contender.hello
+                    if found is None:
+                        missing[f"{contender.name}_{name}"] = contender.unavailable
+                        contender.unavailable = ""
+                        continue
+                    figures.setdefault(f"{contender.name}_{name}", []).append(found)
+                    print(contender.name, name, found, peaks[f"{contender.name}_{name}"], file=sys.stderr, flush=True)
     ours = {key: arena.median(found, "seconds") for key, found in figures.items()}
     result = {
         f"ratio_trl_{name}": arena.ratio(ours.get(f"trl_full_{name}"), ours.get(f"honed_full_{name}"))
