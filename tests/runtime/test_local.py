@@ -58,7 +58,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def child(source: Path, room: Path) -> AsyncIterator[LocalLearner]:
     place = runtime(source, room)
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("OMP_DISPLAY_ENV", "true")  # OpenMP says in the child's log what it was told
+        environment.setenv("OMP_DISPLAY_ENV", "verbose")  # OpenMP says in the child's log what it was told
         found = await place.learner()
     yield found
     await place.close()
@@ -228,8 +228,8 @@ async def test_the_child_is_niced_and_its_socket_is_hidden(learner: LocalLearner
     assert (room / "run").stat().st_mode & 0o777 == 0o700
 
 
-async def test_the_child_s_threads_sleep_when_they_have_nothing_to_do(learner: LocalLearner, room: Path) -> None:
-    assert "OMP_WAIT_POLICY = 'PASSIVE'" in (room / "log" / "learner.log").read_text()
+async def test_the_child_s_threads_soon_sleep_when_they_have_nothing_to_do(learner: LocalLearner, room: Path) -> None:
+    assert "GOMP_SPINCOUNT = '20000'" in (room / "log" / "learner.log").read_text()
 
 
 async def test_a_child_that_is_stopped_is_killed_and_its_calls_fail_as_retryable(tmp_path: Path) -> None:
