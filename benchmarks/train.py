@@ -43,43 +43,49 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     options: dict[str, Any] = {"model": str(prepare("smollm2").directory), "threads": given.threads}
-    contenders = [
+    honed, trl, plain, sgemm = (
         arena.Contender("honed", "honed_learner.py", options={**options, "method": "full"}),
         arena.Contender("trl_sft", "trl_sft.py", TRL, options=options),
         arena.Contender("transformers", "transformers_train.py", options=options),
         arena.Contender("sgemm", "linears.py", options=options),
-    ]
-    speeds: dict[str, dict[str, float | None]] = {each.name: {} for each in contenders}
+    )
+    # two meetings, for not all of them fit into a laptop's memory at once
+    by_trl = meeting([honed, trl, sgemm], "sft", given.rounds)
+    by_transformers = meeting([honed, plain], "sft", given.rounds)
+    groups = meeting([honed, plain], "group", given.rounds)
+    # a forward pass is what the limit counts, and training is three of them
+    limit = by_trl["sgemm"]
+    contenders = (honed, trl, plain, sgemm)
+    arena.finish({
+        "ratio_sft": arena.ratio(by_trl["honed"], by_trl["trl_sft"]),
+        "ratio_sft_transformers": arena.ratio(by_transformers["honed"], by_transformers["transformers"]),
+        "ratio_group": arena.ratio(groups["honed"], groups["transformers"]),
+        "limit_share": arena.ratio(by_trl["honed"], None if limit is None else limit / 3),
+        "tok_s": {"sft": by_trl, "sft_transformers": by_transformers, "group": groups},
+        "peak_gb": {each.name: each.peak_gb for each in contenders},
+        "hello": {each.name: each.hello for each in contenders},
+        "unavailable": {each.name: each.unavailable for each in contenders if each.unavailable},
+    })  # fmt: skip
+
+
+def meeting(contenders: list[arena.Contender], kind: str, rounds: int) -> dict[str, float | None]:
+    """Median tokens a second of each, asked in turn."""
+    rows, loss = {"sft": (conversations, "cross_entropy"), "group": (group, "policy_gradient")}[kind]
+    answers: dict[str, list[dict[str, Any]]] = {each.name: [] for each in contenders}
     try:
         for contender in contenders:
             contender.start()
             print(contender.name, contender.hello, contender.unavailable, file=sys.stderr, flush=True)
-        for name, rows, loss in (("sft", conversations, "cross_entropy"), ("group", group, "policy_gradient")):
-            asked = [each for each in contenders if name == "sft" or each.name != "trl_sft"]
-            arena.rounds(asked, {"rows": rows(99), "loss": loss}, 1)  # warm
-            answers: dict[str, list[dict[str, Any]]] = {each.name: [] for each in asked}
-            for number in range(given.rounds):
-                # half of the tokens are trained, and only they meet the output head
-                found = arena.rounds(asked, {"rows": rows(number), "loss": loss, "head_share": 0.5}, 1)
-                for who, got in found.items():
-                    answers[who] += got
-            for who, got in answers.items():
-                speeds[who][name] = arena.median(got, "tok_s")
-        memory = {each.name: each.peak_gb for each in contenders}
-        hello = {each.name: each.hello for each in contenders}
+        arena.rounds(contenders, {"rows": rows(99), "loss": loss}, 1)  # warm
+        for number in range(rounds):
+            # half of the tokens are trained, and only they meet the output head
+            found = arena.rounds(contenders, {"rows": rows(number), "loss": loss, "head_share": 0.5}, 1)
+            for who, got in found.items():
+                answers[who] += got
     finally:
         for contender in contenders:
             contender.close()
-    # a forward pass is what the limit counts, and training is three of them
-    limit = speeds["sgemm"].get("sft")
-    arena.finish({
-        "ratio_sft": arena.ratio(speeds["honed"].get("sft"), speeds["trl_sft"].get("sft")),
-        "ratio_sft_transformers": arena.ratio(speeds["honed"].get("sft"), speeds["transformers"].get("sft")),
-        "ratio_group": arena.ratio(speeds["honed"].get("group"), speeds["transformers"].get("group")),
-        "limit_share": arena.ratio(speeds["honed"].get("sft"), None if limit is None else limit / 3),
-        "tok_s": speeds, "peak_gb": memory, "hello": hello,
-        "unavailable": {each.name: each.unavailable for each in contenders if each.unavailable},
-    })  # fmt: skip
+    return {who: arena.median(got, "tok_s") for who, got in answers.items()}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 OPTIONS = answer.options()
+AT_ONCE = 4000
+"""Tokens of a backward pass, some 12 GB for a model of 135 million weights that all learn."""
 
 
 class Keep(TrainerCallback):  # type: ignore[misc]
@@ -47,9 +49,14 @@ def main() -> None:
         """Steps over the prompts in their order, `count` prompts a step, `size` attempts each."""
         model = AutoModelForCausalLM.from_pretrained(OPTIONS["model"], dtype=torch.float32, attn_implementation="sdpa")
         count, size = asked.get("count", len(asked["prompts"])), asked["size"]
+        # as many at once as its memory allows: logits of a whole vocabulary for each token
+        pieces = 1 + count * size * (len(asked["prompts"][0]) + asked["new"]) // AT_ONCE
+        while size * count % pieces:
+            pieces += 1
         fixed = {} if asked.get("cases") else {"generation_kwargs": {"min_new_tokens": asked["new"]}}
         config = GRPOConfig(
-            output_dir=tempfile.mkdtemp(), per_device_train_batch_size=count * size, num_generations=size,
+            output_dir=tempfile.mkdtemp(), per_device_train_batch_size=count * size // pieces,
+            gradient_accumulation_steps=pieces, num_generations=size,
             max_completion_length=asked["new"], max_steps=asked["steps"], learning_rate=asked.get("rate", 1e-5),
             lr_scheduler_type="constant", temperature=1.0, beta=0.0, loss_type="dapo", scale_rewards="none",
             shuffle_dataset=False, seed=asked.get("seed", 0), logging_steps=1, report_to=[], use_cpu=True, bf16=False,
