@@ -19,8 +19,8 @@ class EngineSettings(Settings):
     """Tokens of keys and values held: what running requests may reach, plus what is kept for reuse. None: 32768, or
     what memory_gb has room for."""
     memory_gb: float | None = Field(default=None, gt=0)
-    """The most that keys and values may take, in GB (1e9 bytes): takes the place of `capacity`, and lowers `slots` to
-    what fits. None: no limit but the sizes above."""
+    """The most that keys and values may take, in GB (1e9 bytes): takes the place of `capacity`, and where freed memory
+    does not go back to the system, lowers `slots` to what fits. None: no limit but the sizes above."""
     context: int = Field(default=2048, ge=2)
     """Longest prompt + output; lowered to what the model was made for."""
     prefill_chunk: int = Field(default=256, ge=1)
