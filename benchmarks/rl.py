@@ -51,6 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--methods", nargs="+", default=["full", "lora"], choices=["full", "lora"])
     given = parser.parse_args()
     from tokenizers import Tokenizer
 
@@ -58,7 +59,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     options: dict[str, Any] = {"model": str(model), "threads": given.threads}
     ours, figures, peaks, hello, missing = {}, {}, {}, {}, {}
-    for method in ("full", "lora"):
+    for method in given.methods:
         pair = [
             arena.Contender(f"honed_{method}", "honed_learner.py", options={**options, "method": method}),
             arena.Contender(f"trl_{method}", "trl_grpo.py", TRL, options={**options, "method": method}),

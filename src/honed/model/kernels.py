@@ -80,6 +80,8 @@ class Step:
 
 def normed(x: Tensor, more: Tensor | None, norm: Norm) -> Tensor:
     """Adds `more` to x, in place, and returns x / sqrt(mean(x^2) + eps) times the weight. x, more [T, n]."""
+    assert x.is_contiguous(), "rows are read by their addresses"
+    assert more is None or more.is_contiguous(), "rows are read by their addresses"
     out, threads, (num_tokens, n) = torch.empty_like(x), torch.get_num_threads(), x.shape
     _norm()(
         threads, _parts(num_tokens, n, threads), x.data_ptr(), 0 if more is None else more.data_ptr(),
@@ -90,6 +92,7 @@ def normed(x: Tensor, more: Tensor | None, norm: Norm) -> Tensor:
 
 def gated(hidden: Tensor) -> Tensor:
     """hidden [T, 2 n] -> silu(first half) times the second, [T, n]."""
+    assert hidden.is_contiguous(), "rows are read by their addresses"
     num_tokens, width = hidden.shape
     out, threads = hidden.new_empty(num_tokens, width // 2), torch.get_num_threads()
     _gate()(threads, _parts(num_tokens, 2 * width, threads), hidden.data_ptr(), out.data_ptr(), num_tokens, width // 2)
