@@ -16,7 +16,7 @@ import arena
 
 from honed.model.load import prepare
 
-TRL = ("torch==2.13.0", "trl==1.16.0 peft", "datasets")
+TRL = ("torch==2.13.0", "trl==1.16.0 peft", "datasets", "msgspec numpy")
 SHORT: dict[str, Any] = {"count": 4, "length": 45, "size": 8, "new": 32}
 LONG: dict[str, Any] = {"count": 2, "length": 384, "size": 8, "new": 48}
 STEPS = 4
