@@ -16,6 +16,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,30 @@ def trl_run(contender: arena.Contender, tasks: list[Any], seed: int) -> list[str
     return [str(folder / str(point)) for point in points] if done else []
 
 
+def kept_curve(
+    result: Path, contender: arena.Contender, tasks: list[Any], seed: int, judged: Callable[[str], float]
+) -> list[float] | None:
+    """Success after every EVERY steps, from the file that an earlier run left or by running it; None where it can't."""
+    if not result.is_file():
+        began = time.monotonic()
+        try:
+            contender.start()
+            folders = (trl_run if contender.name == "trl" else honed_run)(contender, tasks, seed)
+        finally:
+            contender.close()
+        if contender.unavailable:
+            return None
+        found = {
+            "curve": [judged(folder) for folder in folders],
+            "seconds": round(time.monotonic() - began),
+            "hello": contender.hello,
+        }
+        partial = result.with_suffix(".partial")
+        partial.write_text(json.dumps(found))
+        partial.replace(result)
+    return list(json.loads(result.read_text())["curve"])
+
+
 def interval(differences: list[float]) -> tuple[float, float] | tuple[None, None]:
     """95 % of the mean's."""
     if len(differences) < 2:
@@ -175,23 +200,11 @@ def main() -> None:
                 arena.Contender("trl", "trl_grpo.py", TRL, options=options, env=env),
             ]
             for contender in contenders:
-                result = kept / f"{contender.name}-{seed}.json"
-                if not result.is_file():
-                    began = time.monotonic()
-                    try:
-                        contender.start()
-                        folders = (trl_run if contender.name == "trl" else honed_run)(contender, tasks, seed)
-                    finally:
-                        contender.close()
-                    if contender.unavailable:
-                        missing[contender.name] = contender.unavailable
-                        continue
-                    curve = [before, *map(judged, folders)]
-                    found = {"curve": curve, "seconds": round(time.monotonic() - began), "hello": contender.hello}
-                    partial = result.with_suffix(".partial")
-                    partial.write_text(json.dumps(found))
-                    partial.replace(result)
-                curves[contender.name][seed] = json.loads(result.read_text())["curve"]
+                curve = kept_curve(kept / f"{contender.name}-{seed}.json", contender, tasks, seed, judged)
+                if curve is None:
+                    missing[contender.name] = contender.unavailable
+                    continue
+                curves[contender.name][seed] = [before, *curve]
                 print(contender.name, seed, curves[contender.name][seed], file=sys.stderr, flush=True)
     finally:
         judge.close()
