@@ -84,20 +84,22 @@ class Learner:
         if "old_logprobs" in self.grpo.needs:
             old = [np.asarray(scores.values, np.float32) for scores in await self.trainer.logprobs(samples)]
             samples = [msgspec.structs.replace(s, old_logprobs=lp) for s, lp in zip(samples, old, strict=True)]
-        result = await self.trainer.forward_backward(samples, "policy_gradient")
-        await self.trainer.step(asked.get("rate", 1e-5))
+        mismatch, skipped = None, ""
+        if samples:  # else no group's attempts differed, and there is nothing to learn from
+            result = await self.trainer.forward_backward(samples, "policy_gradient")
+            await self.trainer.step(asked.get("rate", 1e-5))
+            mismatch, skipped = result.metrics.get("mismatch_k3"), result.skipped
         await self.trainer.publish(f"bench@0.{self.steps + 1}")
         if self.steps:
             await self.engine.unload(version)
         self.steps += 1
         done = time.perf_counter()
-        mismatch = result.metrics.get("mismatch_k3")
         scores = [trace.score.value for trace in traces if trace.score is not None]
         return {
             "seconds": done - began,
             "sampling_s": sampled - began,
             "mismatch_k3": mismatch,
-            "skipped": result.skipped,
+            "skipped": skipped,
             "reward": float(np.mean(scores)),
         }
 

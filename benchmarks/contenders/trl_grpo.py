@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 OPTIONS = answer.options()
 AT_ONCE = 4000
-"""Tokens of a backward pass, some 12 GB for a model of 135 million weights that all learn."""
+"""Tokens of a backward pass, some 13 GB for a model of 135 million weights that all learn."""
 
 
 class Keep(TrainerCallback):  # type: ignore[misc]
