@@ -47,8 +47,8 @@ class Step:
         """`members` write their keys and values; of them `alone` are attended to here, the others elsewhere."""
         self._groups, self._dim, self._threads = groups, dim, torch.get_num_threads()
         self._kv_heads = members[0][0].data.shape[3]
-        self._places = np.concatenate([_places(member) for member in members])
-        self._units = np.concatenate([_units(member) for member in alone]) if alone else np.empty((0, 6), np.int64)
+        self._places = _places(members)
+        self._units = _units(alone, self._kv_heads)
         self._bounds = _shares(self._units[:, 4], self._threads)
         # a place for the scores of each part, on cache lines of its own
         self._room = -(-groups * int(self._units[:, 4].max(initial=0)) // 16) * 16 + 16
@@ -105,25 +105,38 @@ def as_bits(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 
-def _places(member: Member) -> np.ndarray:
-    """[tokens, 6]: address of the row; bytes from layer to layer, keys to values, head to head; position; token."""
-    bank, row, first, start, end = member
-    layer, part, a_row, head, *_ = (4 * stride for stride in bank.data.stride())
-    found = np.empty((end - start, 6), np.int64)
-    found[:, :4] = bank.data.data_ptr() + row * a_row, layer, part, head
-    found[:, 4], found[:, 5] = np.arange(start, end), np.arange(first, first + end - start)
+def _rows(members: Sequence[Member]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each member [6] the address of its row; bytes from layer to layer, keys to values, head to head; its first
+    position and flat token. And [members] how many tokens it has."""
+    found = np.empty((len(members), 6), np.int64)
+    for number, (bank, row, first, start, _) in enumerate(members):
+        layer, part, a_row, head, *_ = bank.data.stride()
+        found[number] = bank.data.data_ptr() + 4 * row * a_row, 4 * layer, 4 * part, 4 * head, start, first
+    return found, np.array([end - start for *_, start, end in members], np.int64)
+
+
+def _one_by_one(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Each row as often as it has tokens, position and flat token counting on."""
+    found = np.repeat(rows, counts, 0)
+    found[:, 4:] += (np.arange(len(found)) - np.repeat(np.cumsum(counts) - counts, counts))[:, None]
     return found
 
 
-def _units(member: Member) -> np.ndarray:
+def _places(members: Sequence[Member]) -> np.ndarray:
+    """[tokens, 6]: address of the row; bytes from layer to layer, keys to values, head to head; position; token."""
+    return _one_by_one(*_rows(members))
+
+
+def _units(members: Sequence[Member], kv_heads: int) -> np.ndarray:
     """[kv_heads tokens, 6]: address of the head's keys; bytes from layer to layer, keys to values; the head; how many
     keys are seen; the flat token. A head's tokens one after the other: they read the same keys."""
-    kv_heads, places = member[0].data.shape[3], _places(member)
-    found = np.tile(places, (kv_heads, 1, 1))
-    found[..., 0] += found[..., 3] * np.arange(kv_heads)[:, None]
-    found[..., 3] = np.arange(kv_heads)[:, None]
-    found[..., 4] += 1
-    return found.reshape(-1, 6)
+    rows, counts = _rows(members)
+    heads = np.repeat(rows, kv_heads, 0)
+    number = np.tile(np.arange(kv_heads), len(rows))
+    heads[:, 0] += heads[:, 3] * number
+    heads[:, 3] = number
+    heads[:, 4] += 1
+    return _one_by_one(heads, np.repeat(counts, kv_heads))
 
 
 def _shares(costs: np.ndarray, threads: int) -> np.ndarray:
