@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,11 @@ from train.models import VOCABULARY, family, gradient, naive_logprobs, relative,
 
 from honed.errors import Refused
 from honed.model.tree_model import Bend, TreeModel
+
+try:
+    from honed.model.compiled import gomp
+except ImportError:  # numba is not installed
+    gomp = lambda: None  # noqa: E731
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
 
@@ -61,23 +68,41 @@ def test_no_rows_at_all() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_architecture_has_the_gradients_of_each_sequence_alone(kind: str) -> None:
     """Prefixes and tails longer than the windows; norms are trained, whose gradients pass through every layer."""
-    rng = np.random.default_rng(5)
-    trunk = rng.integers(0, 97, 40)
-    sequences = [np.concatenate([trunk[: 40 - 9 * i], rng.integers(0, 97, 30 + i)]) for i in range(3)]
     model = architecture(kind).model
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("norm" in name)
+    same_gradients(model, 1e-4)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
+def test_plain_layers_run_in_kernels_with_the_same_gradients(kind: str, checkpoint: bool) -> None:
+    """Every weight is trained."""
+    if gomp() is None:
+        pytest.skip("torch's threads are not libgomp's here")
+    reader = same_gradients(architecture(kind, head_dim=16).model.float(), 1e-5, checkpoint)
+    assert reader.has_kernels
+
+
+def same_gradients(model: Any, tolerance: float, checkpoint: bool = False) -> TreeModel:
+    """Compares with transformers' own, sequence by sequence, and returns the reader."""
+    rng = np.random.default_rng(5)
+    trunk = rng.integers(0, 97, 40)
+    sequences = [np.concatenate([trunk[: 40 - 9 * i], rng.integers(0, 97, 30 + i)]) for i in range(3)]
     model.set_attn_implementation("eager")
     for ids in map(torch.from_numpy, sequences):
         logits = model(input_ids=ids[None]).logits[0, :-1]
         logits.log_softmax(-1).gather(1, ids[1:, None]).sum().backward()
     expected = gradient(model)
     reader = TreeModel(model)
+    if checkpoint:
+        reader.checkpoint()
     tree = reader.build(sequences)
     rows = torch.from_numpy(np.concatenate([rows[:-1] for rows in tree.rows]))
     targets = torch.from_numpy(np.concatenate([ids[1:] for ids in sequences]))
     reader.logprobs(reader.hidden(tree), rows, targets, torch.ones(len(rows)), 16).sum().backward()
-    assert relative(gradient(model), expected) < 1e-4
+    assert relative(gradient(model), expected) < tolerance
+    return reader
 
 
 def test_checkpointing_keeps_less_and_changes_no_gradient() -> None:

@@ -24,6 +24,8 @@ from numba.extending import intrinsic
 
 WIDTH = 8
 """Numbers of a vector (LLVM splits it where registers are narrower)."""
+TILE = 2 * WIDTH
+"""Columns of a product that registers hold."""
 VECTOR = ir.VectorType(ir.FloatType(), WIDTH)
 SIGNATURE = types.void(types.CPointer(types.int64))
 OPTIONS = {"fastmath": True, "error_model": "numpy"}
@@ -66,6 +68,12 @@ class Loop:
             self._alone(arguments)
         else:
             library.GOMP_parallel(self._address, arguments, min(threads, parts), 0)
+
+
+@functools.cache
+def as_bits(value: float) -> int:
+    """A number in single precision as a whole number."""
+    return int(np.float32(value).view(np.int32))
 
 
 @intrinsic
@@ -206,6 +214,48 @@ def mix(groups: int, dim: int, tokens: int) -> Any:
                 v.store(total, out, g * dim + i)
 
     return _word(write)
+
+
+def tile(rows: int, add: bool) -> Any:
+    """tile(a, b, c, a_row, a_step, b_step, c_row, steps): c[r c_row + j] = sum over k of a[r a_row + k a_step]
+    b[k b_step + j], r < rows and j < TILE, in registers; on top of what is in c where `add`. steps >= 1."""
+
+    @intrinsic
+    def word(context: Any, a: Any, b: Any, c: Any, a_row: Any, a_step: Any, b_step: Any, c_row: Any, steps: Any) -> Any:
+        def made(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            a, b, c, a_row, a_step, b_step, c_row, steps = arguments
+            v, kind, parts = Vectors(builder), steps.type, TILE // WIDTH
+            zero = ir.Constant(VECTOR, [ir.Constant(ir.FloatType(), 0.0)] * WIDTH)
+            targets = [v.at(c, builder.mul(c_row, kind(r))) for r in range(rows)]
+            sums = [v.load(targets[r], p * WIDTH) if add else zero for r in range(rows) for p in range(parts)]
+            before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            k = builder.phi(kind)
+            held = [builder.phi(VECTOR) for _ in sums]
+            columns = v.at(b, builder.mul(k, b_step))
+            across = [v.load(columns, p * WIDTH) for p in range(parts)]
+            found = []
+            for r in range(rows):
+                where = builder.add(builder.mul(a_row, kind(r)), builder.mul(k, a_step))
+                number = v.spread(builder.load(v.at(a, where)))
+                found += [v.fma(number, across[p], held[r * parts + p]) for p in range(parts)]
+            later = builder.add(k, kind(1))
+            builder.cbranch(builder.icmp_signed("<", later, steps), loop, after)
+            k.add_incoming(kind(0), before)
+            k.add_incoming(later, loop)
+            for phi, first, more in zip(held, sums, found, strict=True):
+                phi.add_incoming(first, before)
+                phi.add_incoming(more, loop)
+            builder.position_at_end(after)
+            for r in range(rows):
+                for p in range(parts):
+                    v.store(found[r * parts + p], targets[r], p * WIDTH)
+            return context.get_dummy_value()
+
+        return types.void(FLOATS, FLOATS, FLOATS, *[types.int64] * 5), made
+
+    return word
 
 
 def _word(write: Callable[..., None]) -> Any:

@@ -23,9 +23,9 @@ from honed.model.attention import Flat, Style, attend_flat
 from honed.model.linear import Product, Serving
 
 try:
-    from honed.model import kernels
+    from honed.model import compiled, kernels
 except ImportError:  # numba is not installed
-    kernels = None  # type: ignore[assignment]
+    compiled = kernels = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from honed.model.kernels import Member, Step
@@ -47,7 +47,7 @@ class Norm:
     @functools.cached_property
     def bits(self) -> int:
         """epsilon, for a kernel."""
-        return kernels.as_bits(self.epsilon)
+        return compiled.as_bits(self.epsilon)
 
     def after(self, x: Tensor, more: Tensor | None) -> Tensor:
         """Of x + more, which x becomes, by a kernel."""
@@ -158,9 +158,14 @@ class Dense:
         x.add_(layer.out.compute(mixed.view(num_tokens, heads * dim)))
 
 
+def window_of(layer: Any, config: Any) -> int | None:
+    """How many tokens a plain layer sees, its own among them; None: all."""
+    told = config if type(layer).__name__ == "MistralDecoderLayer" else layer.self_attn
+    return getattr(told, "sliding_window", None)
+
+
 def _layer(products: dict[str, Product], number: int, layer: Any, config: Any) -> Layer:
     path, attention = f"model.layers.{number}", layer.self_attn
-    told = config if type(layer).__name__ == "MistralDecoderLayer" else attention  # of its window
     return Layer(
         before_attention=_norm(layer.input_layernorm),
         before_mlp=_norm(layer.post_attention_layernorm),
@@ -170,7 +175,7 @@ def _layer(products: dict[str, Product], number: int, layer: Any, config: Any) -
         down=products[f"{path}.mlp.down_proj"],
         query_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
         key_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
-        style=Style(window=getattr(told, "sliding_window", None)),
+        style=Style(window=window_of(layer, config)),
     )
 
 

@@ -17,7 +17,7 @@ from numba import carray
 from torch import Tensor
 
 from honed.model.bank import Bank
-from honed.model.compiled import OPTIONS, WIDTH, Loop, as_float, claim, dots, exp, floats, gomp, ints, mix
+from honed.model.compiled import OPTIONS, WIDTH, Loop, as_bits, as_float, claim, dots, exp, floats, gomp, ints, mix
 
 if TYPE_CHECKING:
     from honed.model.dense import Norm
@@ -78,14 +78,14 @@ class Step:
         )  # fmt: skip
 
 
-def normed(x: Tensor, more: Tensor | None, norm: Norm) -> Tensor:
-    """Adds `more` to x, in place, and returns x / sqrt(mean(x^2) + eps) times the weight. x, more [T, n]."""
+def normed(x: Tensor, more: Tensor | None, norm: Norm, total: Tensor | None = None) -> Tensor:
+    """Writes y = x + more to `total`, or to x, and returns y / sqrt(mean(y^2) + eps) times the weight. All [T, n]."""
     assert x.is_contiguous(), "rows are read by their addresses"
     assert more is None or more.is_contiguous(), "rows are read by their addresses"
     out, threads, (num_tokens, n) = torch.empty_like(x), torch.get_num_threads(), x.shape
     _norm()(
         threads, _parts(num_tokens, n, threads), x.data_ptr(), 0 if more is None else more.data_ptr(),
-        norm.weight.data_ptr(), out.data_ptr(), num_tokens, n, norm.bits,
+        norm.weight.data_ptr(), out.data_ptr(), num_tokens, n, norm.bits, (x if total is None else total).data_ptr(),
     )  # fmt: skip
     return out
 
@@ -97,12 +97,6 @@ def gated(hidden: Tensor) -> Tensor:
     out, threads = hidden.new_empty(num_tokens, width // 2), torch.get_num_threads()
     _gate()(threads, _parts(num_tokens, 2 * width, threads), hidden.data_ptr(), out.data_ptr(), num_tokens, width // 2)
     return out
-
-
-@functools.cache
-def as_bits(value: float) -> int:
-    """A number in single precision as a whole number."""
-    return int(np.float32(value).view(np.int32))
 
 
 def _rows(members: Sequence[Member]) -> tuple[np.ndarray, np.ndarray]:
@@ -264,16 +258,16 @@ def _norm() -> Loop:
                 break
             for t in range(part * count // a[1], (part + 1) * count // a[1]):
                 x, out = carray(floats(a[2] + 4 * n * t), (n,)), carray(floats(a[5] + 4 * n * t), (n,))
+                total, squares = x, np.float32(0)
                 if a[3]:
-                    more = carray(floats(a[3] + 4 * n * t), (n,))
+                    more, total = carray(floats(a[3] + 4 * n * t), (n,)), carray(floats(a[9] + 4 * n * t), (n,))
                     for i in range(n):
-                        x[i] += more[i]
-                squares = np.float32(0)
+                        total[i] = x[i] + more[i]
                 for i in range(n):
-                    squares += x[i] * x[i]
+                    squares += total[i] * total[i]
                 inverse = np.float32(1) / np.sqrt(squares / np.float32(n) + eps)
                 for i in range(n):
-                    out[i] = x[i] * inverse * weight[i]
+                    out[i] = total[i] * inverse * weight[i]
 
     return Loop(norm)
 

@@ -9,7 +9,7 @@ forward keyword `tree`; there are no globals. What this does not do: losses (tra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,14 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from honed.errors import Refused
+
+try:
+    from honed.model import tree_attention
+except ImportError:  # numba is not installed
+    tree_attention = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from honed.model.tree_attention import Layout
 
 NAME = "honed_tree"
 
@@ -55,9 +63,18 @@ class Tree:
     def __init__(self, tokens: Tensor, positions: Tensor, nodes: list[Node], rows: list[np.ndarray]) -> None:
         self.tokens, self.positions, self.nodes, self.rows = tokens, positions, nodes, rows
         self.sizes = [node.stop - node.start for node in nodes]
+        self._layouts: dict[tuple[int, int], Layout] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def layout(self, groups: int, window: int) -> Layout:
+        """As kernels read it, for `groups` query heads a key head; a window of 0 sees all."""
+        if window and window >= max(node.before + node.stop - node.start for node in self.nodes):
+            window = 0
+        if (groups, window) not in self._layouts:
+            self._layouts[groups, window] = tree_attention.Layout(self.nodes, groups, window)
+        return self._layouts[groups, window]
 
 
 class _Draft:
@@ -148,6 +165,11 @@ def attend(
     if kwargs.get("dropout"):
         raise Refused("attention dropout would differ between sequences that share a prefix; set it to 0.")
     softcap, sinks, window = (kwargs.get(name) for name in ("softcap", "s_aux", "sliding_window"))
+    if softcap is None and sinks is None and _has_kernel(query, key, value):
+        layout, scale = tree.layout(query.shape[1] // key.shape[1], window or 0), query.shape[-1] ** -0.5
+        rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        mixed = tree_attention.TreeAttention.apply(*rows, None, None, layout, scale if scaling is None else scaling)
+        return mixed[None], None
     queries, keys, values = (tensor.split(tree.sizes, dim=2) for tensor in (query, key, value))
     outputs = []
     for node, own in zip(tree.nodes, queries, strict=True):
@@ -161,6 +183,13 @@ def attend(
             output = _bent(own, path_keys, path_values, mask, scaling, softcap, sinks)
         outputs.append(output)
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _has_kernel(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return (
+        tree_attention is not None and query.device.type == "cpu" and query.dtype == torch.float32
+        and key.shape == value.shape and tree_attention.fit(query.shape[1], key.shape[1], query.shape[-1])
+    )  # fmt: skip
 
 
 def _along(path: tuple[int, ...], parts: Sequence[Tensor]) -> Tensor:

@@ -20,6 +20,11 @@ from honed.model import attention
 from honed.model.fused import fuse
 from honed.model.tree import NAME, Tree, build
 
+try:
+    from honed.model.dense_tree import DenseTree
+except ImportError:  # numba is not installed
+    DenseTree = None  # type: ignore[assignment, misc]
+
 CHECKED = 12
 """Tokens of the comparison that a model must pass."""
 
@@ -43,8 +48,14 @@ class TreeModel:
         self.dtype: torch.dtype = next(causal.parameters()).dtype
         self.autocast: torch.dtype | None = None
         """The number format of the layers' products, where it is not that of the weights."""
+        self._dense = None if DenseTree is None else DenseTree.of(causal)
         self._bend, self._limit = Bend.of(causal.config), attention.position_limit(causal.config)
         self._check(ids, expected)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether norms, gates and attention run in kernels."""
+        return self._dense is not None
 
     def checkpoint(self) -> None:
         """From now on a backward pass computes each layer again instead of keeping what it needs of it.
@@ -52,6 +63,8 @@ class TreeModel:
         Only the layers' own flag is set, for transformers looks at it: their insides stay in evaluation mode, without
         dropout and without drawing experts.
         """
+        if self._dense is not None:
+            self._dense.checkpoint = True
         self.causal.activation_checkpointing_enable({"use_reentrant": False})
         for module in self.causal.modules():
             if isinstance(module, GradientCheckpointingLayer):
@@ -69,6 +82,8 @@ class TreeModel:
 
     def hidden(self, tree: Tree) -> Tensor:
         """The last hidden states [T, hidden], after the final norm."""
+        if self._dense is not None and self.autocast is None:
+            return self._dense(tree)
         device = self.device.partition(":")[0]
         with torch.autocast(device, self.autocast, enabled=self.autocast is not None):
             output = self.body(
