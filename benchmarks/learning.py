@@ -1,11 +1,12 @@
 """What a step of GRPO teaches: honed, in fp32 and with int8 rollouts, against TRL, on the support agent.
 
-All start from the same model (taught by demonstrations from before the tools changed), see the same tasks in the same
-order, take the same number of attempts and updates at the same rate, and are judged by the same engine on 64 held-out
-requests after every second step. Sampling draws its own dice on each side, so each is run with several seeds;
-`difference_low` and `difference_high` bound the mean of honed's gain minus TRL's, paired by seed, with 95 % (Student's
-t). Hours on two cores: what each seed gave is kept in .bench/learning, and a run that was stopped goes on where it was;
-`--fresh` begins again.
+All start from the same model (taught by demonstrations from before the tools changed and by a few from after, so that
+attempts at one task differ), see the same tasks in the same order, take the same number of attempts and updates at the
+same rate, and are judged by the same engine on 64 held-out requests after every fourth step: by the mean reward, which
+is what practice raises, and by the share of right calls. Sampling draws its own dice on each side, so each is run with
+several seeds; `difference_low` and `difference_high` bound the mean of honed's gain in reward minus TRL's, paired by
+seed, with 95 % (Student's t), and the `_half` ones that after half of the steps. Hours on two cores: what each seed
+gave is kept in .bench/learning, and a run that was stopped goes on where it was; `--fresh` begins again.
 """
 
 from __future__ import annotations
@@ -29,9 +30,15 @@ from honed.text import load_renderer
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SOURCES = f"{Path(__file__).parent.parent / 'src'}:{EXAMPLES}"
 TRL = ("torch==2.13.0", "trl==1.16.0 peft", "datasets", "msgspec numpy")
-STEPS, PER_STEP, SIZE, NEW, EVERY, RATE = 8, 4, 8, 48, 2, 5e-5
+STEPS, PER_STEP, SIZE, NEW, EVERY, RATE = 8, 4, 8, 48, 4, 2e-4
+ATTEMPTS = 2
+"""At each held-out request, at the temperature that is practised at."""
 T_95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 1: 12.706}
 """Student's t, two-sided 95 %, by degrees of freedom."""
+
+
+Judgement = tuple[float, float]
+"""Mean reward and share of right calls."""
 
 
 def first_calls(
@@ -53,20 +60,23 @@ def first_calls(
 
 
 def starting_model(base: Path, threads: int) -> Path:
-    """The model that all begin with: taught the tools as they were, by demonstrations of the first call."""
-    folder = arena.ENVIRONMENTS / "learning-start"
+    """The model that all begin with, by demonstrations of the first call: it knows the tools as they were, and half
+    knows what they are now. Without the second part all attempts at a task end alike, and no step has a signal."""
+    folder = arena.ENVIRONMENTS / "learning-half-taught"
     if (folder / "manifest.json").is_file():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     renderer = load_renderer(base, None)
-    lessons = first_calls(renderer, range(7_000_000, 7_100_000), "before", False, 64)
+    before = first_calls(renderer, range(7_000_000, 7_100_000), "before", False, 64)
+    after = first_calls(renderer, range(8_000_000, 8_100_000), "after", True, 32)
     options = {"model": str(base), "threads": threads, "method": "lora"}
     teacher = arena.Contender("teacher", "honed_learner.py", options=options, env={"PYTHONPATH": SOURCES})
     try:
         teacher.start()
-        for step in range(24):
-            rows = [[ids + reply, len(ids)] for ids, _, reply in lessons[step % 8 * 8 : step % 8 * 8 + 8]]
-            print(teacher.ask({"rows": rows, "loss": "cross_entropy", "rate": 5e-4}), file=sys.stderr, flush=True)
+        for lessons, steps, rate in ((before, 24, 5e-4), (after, 4, 2e-4)):
+            for step in range(steps):
+                rows = [[ids + reply, len(ids)] for ids, _, reply in lessons[step % 8 * 8 : step % 8 * 8 + 8]]
+                print(teacher.ask({"rows": rows, "loss": "cross_entropy", "rate": rate}), file=sys.stderr, flush=True)
         saved = teacher.ask({"save": "start"})
         if saved is None:
             raise SystemExit(f"the starting model could not be made: {teacher.unavailable}")
@@ -110,9 +120,9 @@ def trl_run(contender: arena.Contender, tasks: list[Any], seed: int) -> list[str
 
 
 def kept_curve(
-    result: Path, contender: arena.Contender, tasks: list[Any], seed: int, judged: Callable[[str], float]
-) -> list[float] | None:
-    """Success after every EVERY steps, from the file that an earlier run left or by running it; None where it can't."""
+    result: Path, contender: arena.Contender, tasks: list[Any], seed: int, judged: Callable[[str], Judgement]
+) -> list[Judgement] | None:
+    """After every EVERY steps, from the file that an earlier run left or by running it; None where it can't."""
     if not result.is_file():
         began = time.monotonic()
         try:
@@ -130,7 +140,7 @@ def kept_curve(
         partial = result.with_suffix(".partial")
         partial.write_text(json.dumps(found))
         partial.replace(result)
-    return list(json.loads(result.read_text())["curve"])
+    return [(reward, success) for reward, success in json.loads(result.read_text())["curve"]]
 
 
 def interval(differences: list[float]) -> tuple[float, float] | tuple[None, None]:
@@ -142,18 +152,22 @@ def interval(differences: list[float]) -> tuple[float, float] | tuple[None, None
     return round(middle - half, 4), round(middle + half, 4)
 
 
-def compared(curves: dict[str, dict[int, list[float]]]) -> dict[str, Any]:
-    """Mean gains, and the bounds of honed's less TRL's, over the seeds that both have."""
-    gains = {name: {seed: curve[-1] - curve[0] for seed, curve in found.items()} for name, found in curves.items()}
-    result: dict[str, Any] = {
-        f"gain_{name}": round(statistics.mean(found.values()), 4) for name, found in gains.items() if found
-    }
+def compared(curves: dict[str, dict[int, list[Judgement]]]) -> dict[str, Any]:
+    """Mean gains in reward, and the bounds of honed's less TRL's at each budget, over the seeds that both have."""
+    last = STEPS // EVERY
+    result: dict[str, Any] = {}
+    for name, found in curves.items():
+        for column, what in enumerate(("gain", "gain_success")):
+            if found:
+                gains = [curve[last][column] - curve[0][column] for curve in found.values()]
+                result[f"{what}_{name}"] = round(statistics.mean(gains), 4)
     for name in ("honed", "honed_int8"):
-        both = sorted(gains[name].keys() & gains["trl"].keys())
-        low, high = interval([gains[name][seed] - gains["trl"][seed] for seed in both])
-        suffix = name.removeprefix("honed")
-        result |= {f"difference_low{suffix}": low, f"difference_high{suffix}": high}
-    return result
+        both = sorted(curves[name].keys() & curves["trl"].keys())
+        for point, when in ((last, ""), (last // 2, "_half")):
+            low, high = interval([curves[name][seed][point][0] - curves["trl"][seed][point][0] for seed in both])
+            suffix = name.removeprefix("honed") + when
+            result |= {f"difference_low{suffix}": low, f"difference_high{suffix}": high}
+    return result | {"seeds": len(curves["trl"])}
 
 
 def main() -> None:
@@ -173,7 +187,7 @@ def main() -> None:
     if given.fresh:
         shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True, exist_ok=True)
-    curves: dict[str, dict[int, list[float]]] = {"honed": {}, "honed_int8": {}, "trl": {}}
+    curves: dict[str, dict[int, list[Judgement]]] = {"honed": {}, "honed_int8": {}, "trl": {}}
     missing: dict[str, str] = {}
     judge = arena.Contender("judge", "honed_judge.py", options=options, env=env)
     try:
@@ -183,13 +197,14 @@ def main() -> None:
             "cases": [case for _, case, _ in held_out],
             "new": NEW,
             "stop": [2],
+            "attempts": ATTEMPTS,
         }
 
-        def judged(adapter: str) -> float:
+        def judged(adapter: str) -> Judgement:
             found = judge.ask({**asked, "adapter": adapter})
             if found is None:
                 raise SystemExit(f"the judge failed: {judge.unavailable}")
-            return float(found["success"])
+            return round(found["reward"], 4), round(found["success"], 4)
 
         before = judged("")
         for seed in range(given.seeds):

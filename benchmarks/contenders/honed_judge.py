@@ -1,4 +1,4 @@
-"""Judges adapters, whoever trained them: the share of held-out support requests that get their right first call."""
+"""Judges adapters, whoever trained them: what attempts at held-out support requests earn, and how many are right."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ def main() -> None:
     engine = LocalEngine(load(OPTIONS["model"]), settings, channel)
     tokenizer = Tokenizer.from_file(f"{OPTIONS['model']}/tokenizer.json")
 
-    async def attempt(asked: dict[str, Any], number: int, version: str) -> float:
-        sampling = Sampling(temperature=0.3, max_tokens=asked["new"], seed=number, stop_ids=tuple(asked["stop"]))
+    async def attempt(asked: dict[str, Any], number: int, again: int, version: str) -> float:
+        sampling = Sampling(
+            temperature=1.0, max_tokens=asked["new"], seed=number * asked["attempts"] + again,
+            stop_ids=tuple(asked["stop"]),
+        )  # fmt: skip
         ids: list[int] = []
         request = Request(
-            id=f"{version}-{number}", ids=tuple(asked["prompts"][number]), sampling=sampling, version=version
+            id=f"{version}-{number}-{again}", ids=tuple(asked["prompts"][number]), sampling=sampling, version=version
         )
         async for chunk in engine.submit(request):
             ids += chunk.ids
-        return rewards.right_call(asked["cases"][number], tokenizer.decode(ids, skip_special_tokens=False))
+        return rewards.graded_call(asked["cases"][number], tokenizer.decode(ids, skip_special_tokens=False))
 
     async def judge(asked: dict[str, Any]) -> list[float]:
         version = ""
@@ -47,14 +50,20 @@ def main() -> None:
             folder, version = Path(asked["adapter"]), asked["adapter"]
             channel.config = json.loads((folder / "adapter_config.json").read_text())
             await channel.publish(version, load_file(folder / "adapter_model.safetensors"))
-        found = await asyncio.gather(*[attempt(asked, n, version) for n in range(len(asked["prompts"]))])
+        found = await asyncio.gather(
+            *[
+                attempt(asked, number, again, version)
+                for number in range(len(asked["prompts"]))
+                for again in range(asked["attempts"])
+            ]
+        )
         if version:
             await engine.unload(version)
         return found
 
     def job(asked: dict[str, Any]) -> dict[str, Any]:
         found = loop.run_until_complete(judge(asked))
-        return {"success": sum(found) / len(found), "passed": found}
+        return {"reward": sum(found) / len(found), "success": found.count(1.0) / len(found)}
 
     answer.serve({"version": honed.__version__, "load_s": round(time.perf_counter() - started, 2)}, job)
 

@@ -66,7 +66,7 @@ class Learner:
             versions=(Span(version=version, count=len(output)),), finish="length", at=1.0,
         )  # fmt: skip
         said = self.tokenizer.decode(output, skip_special_tokens=False)
-        score = Score(value=rewards.right_call(cases[prompt], said) if cases else rewards.even(turn.output))
+        score = Score(value=rewards.graded_call(cases[prompt], said) if cases else rewards.even(turn.output))
         return Trace(id=request.id, origin="rollout", line="bench", turns=(turn,), score=score, at=1.0)
 
     async def grpo_step(self, asked: dict[str, Any]) -> dict[str, Any]:

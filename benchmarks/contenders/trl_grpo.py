@@ -42,7 +42,7 @@ def main() -> None:
         """By the case where there is one, else the share of even ids."""
         if "case" in columns:
             texts = [tokenizer.decode(ids) for ids in completion_ids]
-            return [rewards.right_call(case, text) for case, text in zip(columns["case"], texts, strict=True)]
+            return [rewards.graded_call(case, text) for case, text in zip(columns["case"], texts, strict=True)]
         return [rewards.even(ids) for ids in completion_ids]
 
     def job(asked: dict[str, Any]) -> dict[str, Any]:
