@@ -13,7 +13,8 @@ pytest.importorskip("numba")
 
 from honed.model.compiled import gomp
 from honed.model.tree import Tree, build
-from honed.model.tree_attention import ROWS, Layout, TreeAttention, fit
+from honed.model.tree_attention import Layout, TreeAttention, fit
+from honed.model.tree_loops import ROWS
 
 pytestmark = pytest.mark.skipif(gomp() is None, reason="torch's threads are not libgomp's here")
 
