@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,16 +15,10 @@ pytest.importorskip("numba")
 from honed.model.compiled import gomp
 from honed.model.gradients import AddNormed, Gated, Normed
 
-pytestmark = pytest.mark.skipif(gomp() is None, reason="torch's threads are not libgomp's here")
-
-
-@pytest.fixture(autouse=True, params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    torch.manual_seed(5)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.skipif(gomp() is None, reason="torch's threads are not libgomp's here"),
+    pytest.mark.usefixtures("threads"),
+]
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,18 +19,12 @@ from honed.model.bank import Bank
 from honed.model.compiled import gomp
 from honed.model.dense import Norm
 
-pytestmark = pytest.mark.skipif(gomp() is None, reason="torch's threads are not libgomp's here")
+pytestmark = [
+    pytest.mark.skipif(gomp() is None, reason="torch's threads are not libgomp's here"),
+    pytest.mark.usefixtures("threads"),
+]
 WIDTHS = [(3, 64, 3), (2, 16, 2), (1, 8, 1), (8, 24, 1)]
 """Groups, numbers of a head, key heads."""
-
-
-@pytest.fixture(autouse=True, params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    torch.manual_seed(5)
-    yield
-    torch.set_num_threads(before)
 
 
 def attended(queries: Tensor, members: list[kernels.Member], window: int | None, layer: int = 1) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -16,16 +14,10 @@ from honed.model.tree import Tree, build
 from honed.model.tree_attention import Layout, TreeAttention, fit
 from honed.model.tree_loops import ROWS
 
-pytestmark = pytest.mark.skipif(gomp() is None, reason="torch's threads are not libgomp's here")
-
-
-@pytest.fixture(autouse=True, params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    torch.manual_seed(5)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.skipif(gomp() is None, reason="torch's threads are not libgomp's here"),
+    pytest.mark.usefixtures("threads"),
+]
 
 
 def branching() -> Tree:

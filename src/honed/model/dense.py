@@ -104,7 +104,7 @@ class Dense:
     def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor, flat: Flat) -> Tensor:
         """Logits [n, vocabulary] of the rows `wanted` [n], of a flat batch of ids and positions [T]."""
         x = functional.embedding(ids, self._embedding)
-        cos, sin = self._turns(x, positions)
+        cos, sin = turns(self._rotary, x, positions)
         if flat.step is not None:
             return self._head.compute(self._in_kernels(x, cos, sin, wanted, flat, flat.step))
         for number, layer in enumerate(self._layers):
@@ -121,7 +121,6 @@ class Dense:
     def _in_kernels(self, x: Tensor, cos: Tensor, sin: Tensor, wanted: Tensor, flat: Flat, step: Step) -> Tensor:
         """The last norm's answer for `wanted`. What a half of a layer adds is added where the next norm reads."""
         num_tokens, heads, kv_heads, dim = len(x), self._heads, self._kv_heads, self._dim
-        cos, sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
         more: Tensor | None = None
         for number, layer in enumerate(self._layers):
             joined = layer.qkv.compute(layer.before_attention.after(x, more)).view(
@@ -136,12 +135,6 @@ class Dense:
         assert more is not None, "a model without layers"
         return self._norm.after(x[wanted], more[wanted])
 
-    def _turns(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, 1, d] of rotary positions (Su et al. 2021), sin with the sign of the half it is for."""
-        cos, sin = (part[0][:, None] for part in self._rotary(x[None], positions[None]))
-        half = self._dim // 2
-        return cos, torch.cat([-sin[..., :half], sin[..., half:]], -1)
-
     def _attention(self, x: Tensor, layer: Layer, number: int, cos: Tensor, sin: Tensor, flat: Flat) -> None:
         """Adds what attention makes of x [T, hidden] to it."""
         num_tokens, heads, kv_heads, dim = len(x), self._heads, self._kv_heads, self._dim
@@ -151,11 +144,18 @@ class Dense:
             turned[:, :heads] = layer.query_norm(turned[:, :heads])
             turned[:, heads:] = layer.key_norm(turned[:, heads:])
         swapped = turned.unflatten(-1, (2, dim // 2)).flip(-2).view(turned.shape)
-        turned.mul_(cos).addcmul_(swapped, sin)
+        turned.mul_(cos[:, None]).addcmul_(swapped, sin[:, None])
         queries = joined[:, :heads].view(num_tokens, kv_heads, heads // kv_heads, dim)
         new = joined[:, heads:].view(num_tokens, 2, kv_heads, dim)
         mixed = attend_flat(queries, new, flat, number, layer.style, self._scale)
         x.add_(layer.out.compute(mixed.view(num_tokens, heads * dim)))
+
+
+def turns(rotary: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, d] of rotary positions [T] (Su et al. 2021), sin with the sign of the half it is for."""
+    cos, sin = (part[0] for part in rotary(x[None], positions[None]))
+    half = cos.shape[-1] // 2
+    return cos.contiguous(), torch.cat([-sin[:, :half], sin[:, half:]], -1)
 
 
 def window_of(layer: Any, config: Any) -> int | None:

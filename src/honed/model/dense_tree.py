@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import SiLUActivation
 
-from honed.model.dense import PLAIN, window_of
+from honed.model.dense import PLAIN, turns, window_of
 from honed.model.gradients import AddNormed, Gated, Normed
 from honed.model.tree import Tree
 from honed.model.tree_attention import TreeAttention, fit
@@ -47,7 +47,8 @@ class DenseTree:
     def __call__(self, tree: Tree) -> Tensor:
         """The last hidden states [T, hidden], after the final norm."""
         x = self._body.embed_tokens(tree.tokens)
-        cos, sin = self._turns(x, tree.positions)
+        with torch.no_grad():
+            cos, sin = turns(self._body.rotary_emb, x, tree.positions)
         more: Tensor | None = None
         for number in range(len(self._windows)):
             if self.checkpoint and torch.is_grad_enabled():
@@ -75,13 +76,6 @@ class DenseTree:
 
     def _head_normed(self, norm: Any, x: Tensor) -> Tensor:
         return Normed.apply(x.reshape(-1, self._dim), norm.weight, norm.variance_epsilon).view(x.shape)
-
-    def _turns(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, d] of rotary positions, sin with the sign of the half it is for."""
-        with torch.no_grad():
-            cos, sin = (part[0] for part in self._body.rotary_emb(x[None], positions[None]))
-        half = self._dim // 2
-        return cos.contiguous(), torch.cat([-sin[:, :half], sin[:, half:]], -1)
 
 
 def _normed(norm: Any, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
